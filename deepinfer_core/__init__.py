@@ -1,0 +1,1 @@
+"""DeepInfer core: step loop, native scheduler, seams and plugin manager."""
