@@ -1,0 +1,31 @@
+"""The DeepSeek-V4.1 config: published keys in, validated frozen parts out."""
+
+from .model import ARCHITECTURES, DeepseekV41Config
+from .rope import RopeConfig, YarnConfig
+from .sections import (
+    AttentionConfig,
+    DsparkConfig,
+    EngramConfig,
+    HyperConnectionConfig,
+    IndexerConfig,
+    MoeConfig,
+    QuantizationConfig,
+    ScheduleConfig,
+    VisionConfig,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "AttentionConfig",
+    "DeepseekV41Config",
+    "DsparkConfig",
+    "EngramConfig",
+    "HyperConnectionConfig",
+    "IndexerConfig",
+    "MoeConfig",
+    "QuantizationConfig",
+    "RopeConfig",
+    "ScheduleConfig",
+    "VisionConfig",
+    "YarnConfig",
+]
