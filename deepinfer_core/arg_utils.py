@@ -1,0 +1,164 @@
+"""EngineArgs: one field per command-line flag, and its way into the config objects. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from deepinfer_core.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    parse_size,
+)
+from deepinfer_core.errors import ConfigError, nearest
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in (part.strip() for part in text.split(",")) if name]
+
+
+def _plugins(value: Any) -> tuple[Any, ...]:
+    """Plugins as a tuple; a single text is a list of names, as on the command line."""
+    return tuple(_names(value) if isinstance(value, str) else value)
+
+
+def _flag(
+    help: str, metavar: str | None = None, *, read: Callable[[str], Any] | None = None, none: str = ""
+) -> dict[str, Any]:
+    """What the command line needs to know about a field. ``none`` says what a default of None does."""
+    return {"help": help, "metavar": metavar, "read": read, "none": none}
+
+
+@attrs.define(kw_only=True)
+class EngineArgs:
+    """What a user may set about an engine; the same names in Python and, with dashes, on the command line."""
+
+    model: str | Path = attrs.field(
+        metadata=_flag("folder of the checkpoint (config.json, *.safetensors, tokenizer)", "PATH")
+    )
+    tokenizer: str | Path | None = attrs.field(
+        default=None, metadata=_flag("folder of the tokenizer", "PATH", none="the model's folder")
+    )
+    max_model_len: int | None = attrs.field(
+        default=None,
+        metadata=_flag(
+            "longest prompt plus output, in tokens", "N", read=int, none="the model's maximum, or what the cache holds"
+        ),
+    )
+    seed: int = attrs.field(
+        default=0, metadata=_flag("seed of the generator for requests without their own seed", "N", read=int)
+    )
+    max_num_seqs: int = attrs.field(default=256, metadata=_flag("sequences that run at once", "N", read=int))
+    max_num_batched_tokens: int = attrs.field(
+        default=2048, metadata=_flag("rows of one step, decode and prefill together", "N", read=int)
+    )
+    max_chunk_tokens: int | None = attrs.field(
+        default=None,
+        metadata=_flag("rows of one step that one prompt may take", "N", read=int, none="max-num-batched-tokens"),
+    )
+    num_pages: int | None = attrs.field(
+        default=None,
+        metadata=_flag("cache pages of 128 tokens", "N", read=int, none="as many as kv-cache-memory holds"),
+    )
+    kv_cache_memory: int | str | None = attrs.field(
+        default=None,
+        metadata=_flag(
+            "memory for cache pages, such as 4GiB", "SIZE", read=parse_size,
+            none="what is useful, up to half of the free memory",
+        ),
+    )  # fmt: skip
+    backend: str = attrs.field(default="auto", metadata=_flag("backend plugin to run on", "NAME"))
+    plugins: tuple[Any, ...] = attrs.field(
+        default=(), converter=_plugins, metadata=_flag("plugins to activate, separated by commas", "NAMES", read=_names)
+    )
+    num_threads: int | None = attrs.field(
+        default=None, metadata=_flag("threads for computing on the CPU", "N", read=int, none="the backend decides")
+    )
+    load_watchdog_seconds: float = attrs.field(
+        default=1800.0, metadata=_flag("give up loading weights after this time", "SECONDS", read=float)
+    )
+    disable_log_stats: bool = attrs.field(default=False, metadata=_flag("do not log statistics"))
+    log_stats_interval: float = attrs.field(
+        default=10.0, metadata=_flag("time between statistics lines", "SECONDS", read=float)
+    )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineArgs:
+        """From keyword arguments. Raises ConfigError for an unknown name, with the nearest known one."""
+        known = attrs.fields_dict(cls)
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+        if "model" not in values:
+            raise ConfigError("an engine needs model, the folder of a checkpoint")
+        return cls(**values)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser, *, model_flag: bool = True) -> None:
+        """Add one option per field to ``parser``; ``model_flag=False`` leaves ``--model`` to the caller."""
+        group = parser.add_argument_group("engine")
+        for field in attrs.fields(cls):
+            if field.name != "model" or model_flag:
+                group.add_argument(f"--{field.name.replace('_', '-')}", **_option(field))
+
+    @classmethod
+    def from_cli_args(cls, namespace: argparse.Namespace) -> EngineArgs:
+        """From parsed options; other attributes of ``namespace`` are ignored."""
+        fields = (field.name for field in attrs.fields(cls))
+        return cls(**{name: getattr(namespace, name) for name in fields if hasattr(namespace, name)})
+
+    def create_engine_config(self) -> EngineConfig:
+        """The validated config objects. Raises ConfigError naming the field, its value and the rule."""
+        scheduler = {"max_chunk_tokens": self.max_chunk_tokens} if self.max_chunk_tokens is not None else {}
+        return EngineConfig(
+            model=ModelConfig(
+                model=self.model,
+                tokenizer=self.model if self.tokenizer is None else self.tokenizer,
+                max_model_len=self.max_model_len,
+                seed=self.seed,
+                load_watchdog_seconds=self.load_watchdog_seconds,
+            ),
+            cache=CacheConfig(num_pages=self.num_pages, kv_cache_memory=self.kv_cache_memory),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens, **scheduler
+            ),
+            parallel=ParallelConfig(num_threads=self.num_threads),
+            backend=self.backend,
+            plugins=self.plugins,
+            disable_log_stats=self.disable_log_stats,
+            log_stats_interval=self.log_stats_interval,
+        )
+
+
+def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
+    """Keyword arguments of ``add_argument`` for one field."""
+    text = field.metadata["help"]
+    if field.default is attrs.NOTHING:
+        return {"required": True, "help": text, "metavar": field.metadata["metavar"]}
+    if field.default is False:
+        return {"action": "store_true", "help": f"{text} (default: they are logged)"}
+    default = {None: field.metadata["none"], (): "none"}.get(field.default, field.default)
+    option = {"default": field.default, "help": f"{text} (default: {default})", "metavar": field.metadata["metavar"]}
+    if field.metadata["read"] is not None:
+        option["type"] = _reader(field.metadata["read"])
+    return option
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``read`` with its own error message kept by argparse."""
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    convert.__name__ = read.__name__
+    return convert
