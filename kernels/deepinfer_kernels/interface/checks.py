@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.codecs import CODECS
 from deepinfer_kernels.weights import SCALE_GROUP, DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 FLOATS = (torch.bfloat16, torch.float32)
@@ -58,8 +59,6 @@ def positive(name: str, value: int) -> None:
 
 def codec(name: str, dim: int) -> int:
     """Check a codec's name and that ``dim`` fits its groups; return its record size in bytes."""
-    from deepinfer_kernels.reference.codec import CODECS
-
     if name not in CODECS:
         raise ValueError(f"codec must be one of {sorted(CODECS)}, got {name!r}")
     multiple(f"dimension stored as {name}", dim, CODECS[name].group)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
 from deepinfer_kernels.reference.codec import unpack_kv
 
-WINDOW_CODEC = "fp8_e8m0_32"
-COMPRESSED_CODEC = "fp4_e4m3_16"
-INDEX_CODEC = "fp4_e8m0_32"
 #: Attention probabilities are rounded relative to the running maximum over chunks of this many keys.
 PROBABILITY_CHUNK = 64
 

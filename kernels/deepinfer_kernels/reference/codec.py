@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.codecs import CODECS, Codec
 from deepinfer_kernels.weights import SCALE_GROUP, DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 #: Value of each 4-bit e2m1 code (sign in the top bit).
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-
-
-@dataclass(frozen=True)
-class Codec:
-    """How a vector is stored: ``group`` elements share one scale."""
-
-    group: int
-    fp4: bool
-    e4m3_scale: bool
-    min_amax: float
-
-    def data_bytes(self, dim: int) -> int:
-        """Bytes of codes for ``dim`` elements."""
-        return dim // 2 if self.fp4 else dim
-
-    def record_bytes(self, dim: int) -> int:
-        """Bytes of codes and scales for ``dim`` elements."""
-        return self.data_bytes(dim) + dim // self.group
-
-
-CODECS = {
-    "fp8_e8m0_32": Codec(32, fp4=False, e4m3_scale=False, min_amax=1e-4),
-    "fp4_e8m0_32": Codec(32, fp4=True, e4m3_scale=False, min_amax=6 * 2.0**-126),
-    "fp4_e4m3_16": Codec(16, fp4=True, e4m3_scale=True, min_amax=6 * 2.0**-9),
-}
 
 
 def e8m0_to_float(code: Tensor) -> Tensor:

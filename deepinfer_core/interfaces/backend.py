@@ -1,0 +1,31 @@
+"""The ``backend`` seam: a device and what runs on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A device. Created once per worker, before the model is loaded."""
+
+    @property
+    def name(self) -> str:
+        """Name shown to users: ``cpu``, ``sm100``, ``ascend``."""
+
+    @property
+    def kernel_family(self) -> str:
+        """Name of the kernel family (``deepinfer_kernels.ops.<family>``) that runs on this device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+
+    def configure(self, num_threads: int | None) -> None:
+        """Apply process-wide settings. ``num_threads`` None leaves the choice to the backend."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """``(free, total)`` bytes available to this process, containers' limits included."""

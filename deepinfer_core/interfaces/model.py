@@ -1,0 +1,130 @@
+"""The ``model`` seam: an architecture, and a model built from it.
+
+A component of this seam is an :class:`Architecture`; its manifest lists the ``architectures`` (the config's
+names) that it serves. The core translates the config, builds the model on the meta device, checks the
+checkpoint against :meth:`Model.weight_specs`, loads, then calls :meth:`Model.forward` once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import attrs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from deepinfer_core.interfaces.cache import CacheLayout
+    from deepinfer_core.model_loader.weights import WeightSpec
+    from deepinfer_core.tokenizer import Tokenizer
+
+#: Called with ``(name, tensor)`` for intermediate values; for tests and debugging, never set in serving.
+Tap = Callable[[str, "Tensor"], None]
+
+
+class ArchitectureConfig(Protocol):
+    """What the core needs to know of a model's own config."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; token ids are below it."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence in tokens."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply."""
+
+    def plan_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """``(headers, rows)`` of the layer plan, for ``deepinfer inspect``."""
+
+
+@attrs.frozen
+class ModelContext:
+    """What a model is built with.
+
+    kernels: the backend's kernel family (a namespace of ops).
+    rollback: how many already processed positions of a sequence may be processed again (rejected drafts).
+    tokenizer: of the checkpoint, or None when none is at hand (a model that needs it says so).
+    """
+
+    kernels: Any
+    rollback: int = 0
+    tokenizer: Tokenizer | None = None
+
+
+@attrs.frozen(eq=False)
+class InputBatch:
+    """One step's rows: for each of S sequences a contiguous chunk of positions, N rows in all.
+
+    Decode rows are chunks of one token; nothing else tells them from prefill. All tensors are contiguous and
+    on the model's device.
+    """
+
+    token_ids: Tensor
+    """``[N]`` int64."""
+    positions: Tensor
+    """``[N]`` int64, absolute."""
+    seq_of_row: Tensor
+    """``[N]`` int32, index into the step's sequences."""
+    slots: Tensor
+    """``[N]`` int32, state slot of the row's sequence."""
+    starts: Tensor
+    """``[N]`` int32, first position of the row's chunk."""
+    ends: Tensor
+    """``[N]`` int32, last position of the row's chunk."""
+    block_tables: Tensor
+    """``[S, pages]`` int32, pages of each sequence in order; unused places are 0 (the null page)."""
+    context_ids: Tensor
+    """``[N, 1 + token_lookback]`` int64: column k is the token k places before the row's (0 is its own),
+    -1 before the sequence's start."""
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model on a device. Rows are independent: a row's output depends on its own sequence only."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The parameters, on the meta device until loaded."""
+
+    @property
+    def token_lookback(self) -> int:
+        """How many tokens before a row its computation needs to know by id."""
+
+    def weight_specs(self) -> Iterable[WeightSpec]:
+        """Every tensor the model needs from a checkpoint."""
+
+    def unused_tensor(self, name: str) -> str | None:
+        """Why a checkpoint tensor that no spec names may be left out, or None if it may not."""
+
+    def cache_layout(self) -> CacheLayout:
+        """Buffers the model needs, derived from its layer plan."""
+
+    def forward(self, batch: InputBatch, caches: Mapping[str, Tensor], tap: Tap | None = None) -> Tensor:
+        """Run all layers → final hidden states ``[N, hidden]`` bf16, after the last norm.
+
+        ``caches`` are the tensors of :meth:`cache_layout` with the number of pages or slots in front; the
+        batch's entries are written, earlier ones read.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R, hidden]`` bf16 → ``[R, vocab]`` f32."""
+
+
+@runtime_checkable
+class Architecture(Protocol):
+    """A component of the seam: makes configs and models of one family."""
+
+    def translate_config(self, hf_config: Mapping[str, Any]) -> ArchitectureConfig:
+        """Validate a published ``config.json``; raises ConfigError with the key, the value and the rule."""
+
+    def build(self, config: Any, context: ModelContext) -> Model:
+        """The model on the meta device. ``config`` is what :meth:`translate_config` returned."""

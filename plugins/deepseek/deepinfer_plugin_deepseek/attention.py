@@ -1,0 +1,180 @@
+"""Latent attention over a sliding-window ring and, where the layer plan says so, compressed pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
+from torch import Tensor, nn
+
+from .cache import buffer_name
+from .parameters import Linear, Norm, dense_storage, parameter
+from .step import Step
+
+if TYPE_CHECKING:
+    from .config import DeepseekV41Config
+    from .layer_plan import LayerSpec
+
+
+class Compressor(nn.Module):
+    """Pools each group of ``ratio`` tokens into one latent (a plain projection when the ratio is 1)."""
+
+    def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
+        super().__init__()
+        dim = config.attention.head_dim
+        self._spec, self._eps = spec, config.rms_norm_eps
+        self.wkv = Linear(config.hidden_size, dim)
+        self.norm = Norm(dim)
+        if spec.ratio > 1:
+            self.wgate = Linear(config.hidden_size, dim)
+
+    def run(self, step: Step, x: Tensor) -> Tensor:
+        """``x [N,d]`` → normed latents ``[G,D]`` bf16 of the groups that end in this step; keeps open groups' rows."""
+        ops = step.kernels
+        if self._spec.ratio == 1:
+            latent = ops.linear(x, self.wkv.kernel_weight(), torch.bfloat16)
+            return ops.rms_norm(latent, self.norm.weight, self._eps)  # type: ignore[no-any-return]
+        batch, group = step.batch, step.compressed(self._spec.ratio)
+        values = ops.linear(x, self.wkv.kernel_weight(), torch.float32)
+        scores = ops.linear(x, self.wgate.kernel_weight(), torch.float32)
+        state = step.caches[buffer_name(self._spec.index, "compress_state")]
+        pooled = ops.compress_pool(
+            values,
+            scores,
+            state,
+            batch.slots,
+            batch.starts,
+            step.positions,
+            group.rows.to(torch.int32),
+            self._spec.ratio,
+        )
+        ops.store_compress_state(values, scores, state, batch.slots, step.positions, batch.ends)
+        return ops.rms_norm(pooled.to(torch.bfloat16), self.norm.weight, self._eps)  # type: ignore[no-any-return]
+
+
+class Indexer(nn.Module):
+    """Scores compressed entries and picks those that a row attends to; owns the index keys at KV sources."""
+
+    def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
+        super().__init__()
+        settings = config.indexer
+        assert settings is not None, "the layer plan admits indexers only with index settings"
+        self._settings, self._spec, self._eps = settings, spec, config.rms_norm_eps
+        self.wq_b = Linear(config.attention.q_lora_rank, settings.num_heads * settings.head_dim, dense_storage(config))
+        self.weights_proj = Linear(config.hidden_size, settings.num_heads)
+        if spec.owns_kv:
+            self.wk = Linear(config.attention.head_dim, settings.head_dim)
+            self.k_norm = Norm(settings.head_dim)
+
+    def store_keys(self, step: Step, latent: Tensor) -> None:
+        """Write the index keys of this step's new entries, made from their latents ``[G,D]`` before rotation."""
+        ops, ratio = step.kernels, self._spec.ratio
+        keys = ops.linear(latent, self.wk.kernel_weight(), torch.bfloat16)
+        keys = ops.rms_norm(keys, self.k_norm.weight, self._eps)
+        keys = ops.apply_rope(keys[:, None, :], *step.rope(self._spec.rope, ratio), False)[:, 0, :]
+        cache = step.caches[buffer_name(self._spec.index, "index_keys")]
+        ops.store_records(cache, step.compressed(ratio).slots, ops.pack_kv(keys.contiguous(), INDEX_CODEC))
+
+    def choose(self, step: Step, x: Tensor, q_latent: Tensor) -> None:
+        """Pick the rows' entries (and candidate blocks) and leave them in ``step``."""
+        ops, settings, spec, batch = step.kernels, self._settings, self._spec, step.batch
+        rows = len(batch)
+        q = self.wq_b.apply_to(ops, q_latent).view(rows, settings.num_heads, settings.head_dim)
+        q = ops.apply_rope(q, *step.rope(spec.rope), False)
+        q = ops.quantize_dequantize(q.flatten(0, 1), INDEX_CODEC).view_as(q)
+        weights = self.weights_proj.apply_to(ops, x) * (settings.head_dim**-0.5 * settings.num_heads**-0.5)
+        candidates = None if spec.candidate_source is None else step.candidates[spec.candidate_source]
+        topk, blocks = ops.index_topk(
+            q,
+            weights,
+            step.caches[buffer_name(spec.kv_source, "index_keys")],
+            batch.block_tables,
+            batch.seq_of_row,
+            step.compressed(spec.ratio).visible,
+            settings.topk,
+            candidates,
+            settings.candidate_block_size,
+            settings.candidate_topk_blocks if spec.selects_candidates else 0,
+        )
+        step.topk[spec.index] = topk
+        step.observe(f"layers.{spec.index}.index_topk", topk)
+        if blocks is not None:
+            step.candidates[spec.index] = blocks
+            step.observe(f"layers.{spec.index}.candidate_blocks", blocks)
+
+
+class Attention(nn.Module):
+    """All heads share one key per entry, which is also its value; the output is rotated back."""
+
+    def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
+        super().__init__()
+        settings, hidden, dense = config.attention, config.hidden_size, dense_storage(config)
+        width = settings.num_heads * settings.head_dim
+        self._settings, self._spec, self._eps = settings, spec, config.rms_norm_eps
+        self.wq_a = Linear(hidden, settings.q_lora_rank, dense)
+        self.q_norm = Norm(settings.q_lora_rank)
+        self.wq_b = Linear(settings.q_lora_rank, width, dense)
+        self.wkv = Linear(hidden, settings.head_dim, dense)
+        self.kv_norm = Norm(settings.head_dim)
+        self.attn_sink = parameter("f32", settings.num_heads)
+        self.wo_a = Linear(settings.group_dim, settings.o_groups * settings.o_lora_rank, dense)
+        self.wo_b = Linear(settings.o_groups * settings.o_lora_rank, hidden, dense)
+        if spec.owns_kv:
+            self.compressor = Compressor(config, spec)
+        if spec.has_indexer:
+            self.indexer = Indexer(config, spec)
+
+    def run(self, step: Step, x: Tensor) -> Tensor:
+        """``x [N,d]`` bf16 → bf16 ``[N,d]``."""
+        ops, settings, rope = step.kernels, self._settings, step.rope(self._spec.rope)
+        rows = len(step.batch)
+        q_latent = ops.rms_norm(self.wq_a.apply_to(ops, x), self.q_norm.weight, self._eps)
+        q = self.wq_b.apply_to(ops, q_latent).view(rows, settings.num_heads, settings.head_dim)
+        q = ops.apply_rope(q, *rope, False)
+        window = ops.rms_norm(self.wkv.apply_to(ops, x), self.kv_norm.weight, self._eps)
+        window = ops.apply_rope(window[:, None, :], *rope, False)[:, 0, :]
+        records = ops.pack_kv(window, WINDOW_CODEC)
+        if self._spec.owns_kv:
+            self._store_compressed(step, x)
+        if self._spec.has_indexer:
+            self.indexer.choose(step, x, q_latent)
+        out = self._attend(step, q, records)
+        self._store_window(step, records)
+        out = ops.apply_rope(out, *rope, True).view(rows, settings.o_groups, settings.group_dim)
+        out = ops.grouped_linear(out, self.wo_a.kernel_weight(), settings.o_groups)
+        return self.wo_b.apply_to(ops, out.flatten(1))
+
+    def _store_compressed(self, step: Step, x: Tensor) -> None:
+        """Make and write this step's new compressed entries, before any row reads them."""
+        ops, ratio = step.kernels, self._spec.ratio
+        latent = self.compressor.run(step, x)
+        step.observe(f"layers.{self._spec.index}.latent_pre_rope", latent)
+        self.indexer.store_keys(step, latent)
+        kv = ops.apply_rope(latent[:, None, :], *step.rope(self._spec.rope, ratio), False)[:, 0, :]
+        cache = step.caches[buffer_name(self._spec.index, "compressed")]
+        ops.store_records(cache, step.compressed(ratio).slots, ops.pack_kv(kv.contiguous(), COMPRESSED_CODEC))
+
+    def _attend(self, step: Step, q: Tensor, records: Tensor) -> Tensor:
+        batch, spec = step.batch, self._spec
+        compressed: tuple[Tensor | None, ...] = (None, None, None, None)
+        if spec.kv_source is not None and spec.index_source is not None:
+            cache = step.caches[buffer_name(spec.kv_source, "compressed")]
+            compressed = (cache, batch.block_tables, batch.seq_of_row, step.topk[spec.index_source])
+        return step.kernels.sparse_attention(  # type: ignore[no-any-return]
+            q,
+            self.attn_sink,
+            self._settings.softmax_scale,
+            step.caches[buffer_name(spec.index, "window")],
+            records,
+            batch.slots,
+            batch.starts,
+            step.positions,
+            self._settings.window_size,
+            *compressed,
+        )
+
+    def _store_window(self, step: Step, records: Tensor) -> None:
+        """Keep the chunk's last keys in the ring. After reading: a ring place may hold a key still to be read."""
+        cache = step.caches[buffer_name(self._spec.index, "window")]
+        step.kernels.store_records(cache, step.ring_slots(cache.shape[1]), records)

@@ -1,0 +1,41 @@
+"""The cache layout, derived from the layer plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout, StateBuffer
+from deepinfer_kernels.codecs import CODECS, COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
+
+if TYPE_CHECKING:
+    from .config import DeepseekV41Config
+
+
+def buffer_name(layer: int | None, part: str) -> str:
+    """Name of a layer's buffer: ``window``, ``compressed``, ``index_keys`` or ``compress_state``."""
+    return f"layers.{layer}.{part}"
+
+
+def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
+    """Pages for the KV sources; per sequence, every layer's window ring and open compression groups.
+
+    Rings are ``rollback`` longer than what is visible, so that a position processed again never finds its
+    past overwritten.
+    """
+    dim = config.attention.head_dim
+    window = (config.attention.window_size + rollback, CODECS[WINDOW_CODEC].record_bytes(dim))
+    slots = [StateBuffer(buffer_name(layer.index, "window"), window, "uint8") for layer in config.layer_plan.layers]
+    pages = []
+    for layer in config.layer_plan.kv_owners:
+        assert config.indexer is not None, "the layer plan admits KV sources only with index settings"
+        entries = PAGE_TOKENS // layer.ratio
+        for part, codec, width in (
+            ("compressed", COMPRESSED_CODEC, dim),
+            ("index_keys", INDEX_CODEC, config.indexer.head_dim),
+        ):
+            shape = (entries, CODECS[codec].record_bytes(width))
+            pages.append(StateBuffer(buffer_name(layer.index, part), shape, "uint8"))
+        if layer.ratio > 1:
+            shape = (layer.ratio - 1 + rollback, 2, dim)
+            slots.append(StateBuffer(buffer_name(layer.index, "compress_state"), shape, "float32"))
+    return CacheLayout(tuple(pages), tuple(slots))

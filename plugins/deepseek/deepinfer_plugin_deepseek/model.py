@@ -1,0 +1,185 @@
+"""DeepSeek-V4.1's text model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from deepinfer_core.errors import CheckpointError, ConfigError
+from deepinfer_core.interfaces.cache import CacheLayout
+from deepinfer_core.interfaces.model import InputBatch, ModelContext, Tap
+from deepinfer_core.model_loader.weights import WeightSpec
+from torch import Tensor, nn
+
+from .attention import Attention
+from .cache import cache_layout
+from .config import DeepseekV41Config
+from .engram import Engram, HashLayout, TokenHasher, compressed_token_map
+from .hyper_connection import HyperConnection, first_mix
+from .moe import MixtureOfExperts
+from .parameters import Linear, Norm
+from .rope import inverse_frequencies
+from .step import Step
+
+if TYPE_CHECKING:
+    from .layer_plan import LayerSpec
+
+#: Parts of a checkpoint that the text model does not run, and whose they are.
+OTHER_PARTS = {
+    r"mtp\.": "belongs to the drafter",
+    r"(vision|aligner)\.|image_(start|end|newline)$": "belongs to the vision tower",
+    r"layers\.\d+\.ffn\.gate\.bias_vl$": "routes image rows only",
+}
+_EXPERT_STACK = re.compile(r"(.*\.ffn\.experts)\.(w[123])\.(weight|scale)$")
+
+
+class Block(nn.Module):
+    """One layer: engram (where the plan has it), attention, experts."""
+
+    def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
+        super().__init__()
+        self._name, self._eps = f"layers.{spec.index}", config.rms_norm_eps
+        self._layer = spec.index
+        if spec.engram:
+            self.engram = Engram(config, spec.index)
+        self.attn_norm = Norm(config.hidden_size)
+        self.attn = Attention(config, spec)
+        self.ffn_norm = Norm(config.hidden_size)
+        self.ffn = MixtureOfExperts(config, self._name)
+        self._attn_hc = HyperConnection(self, "hc_attn", config)
+        self._ffn_hc = HyperConnection(self, "hc_ffn", config)
+
+    def run(
+        self, step: Step, streams: Tensor, pre: Tensor, engram_rows: Mapping[int, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """``streams [N,m,d]`` bf16 and the mix handed on ``[N,m]`` f32 → both, after this layer."""
+        if self._layer in engram_rows:
+            streams = self.engram.run(step, streams, engram_rows[self._layer])
+            step.observe(f"{self._name}.engram_out", streams)
+        step.observe(f"{self._name}.streams_in", streams)
+
+        def attention(x: Tensor) -> Tensor:
+            return self._sublayer(step, "attn", self.attn_norm, self.attn, x)
+
+        def experts(x: Tensor) -> Tensor:
+            return self._sublayer(step, "ffn", self.ffn_norm, self.ffn, x)
+
+        streams, pre = self._attn_hc.around(attention, step.kernels, streams, pre)
+        streams, pre = self._ffn_hc.around(experts, step.kernels, streams, pre)
+        step.observe(f"{self._name}.hc_out", streams)
+        step.observe(f"{self._name}.pre_mix_out", pre)
+        return streams, pre
+
+    def _sublayer(self, step: Step, name: str, norm: Norm, part: Attention | MixtureOfExperts, x: Tensor) -> Tensor:
+        normed = step.kernels.rms_norm(x, norm.weight, self._eps)
+        step.observe(f"{self._name}.{name}_in", normed)
+        out = part.run(step, normed)
+        step.observe(f"{self._name}.{name}_out", out)
+        return out
+
+
+class TextModel(nn.Module):
+    """The trunk; implements the ``model`` seam's Model."""
+
+    def __init__(self, config: DeepseekV41Config, context: ModelContext) -> None:
+        super().__init__()
+        self.config = config
+        self._kernels, self._rollback = context.kernels, context.rollback
+        self.embed = Linear(config.hidden_size, config.vocab_size)
+        self.layers = nn.ModuleList(Block(config, spec) for spec in config.layer_plan.layers)
+        self.norm = Norm(config.hidden_size)
+        self.head = self.embed if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._hasher = _token_hasher(config, context)
+        self._inv_freq = {
+            "window": inverse_frequencies(config.rope_window, config.attention.rope_head_dim),
+            "compressed": inverse_frequencies(config.rope_compressed, config.attention.rope_head_dim),
+        }
+
+    @property
+    def module(self) -> nn.Module:
+        """The parameters."""
+        return self
+
+    @property
+    def token_lookback(self) -> int:
+        """Tokens before a row that its n-grams reach."""
+        return 0 if self.config.engram is None else self.config.engram.max_ngram - 1
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """Published names are the parameters' own, but for experts, which are stacked here and apart there."""
+        for name, value in self.named_parameters():
+            dtypes = value.stored_as  # type: ignore[attr-defined]
+            stack = _EXPERT_STACK.match(name)
+            if stack is None:
+                yield WeightSpec(name, name, (), dtypes)
+                continue
+            experts, matrix, part = stack.groups()
+            for expert in range(value.shape[0]):
+                yield WeightSpec(f"{experts}.{expert}.{matrix}.{part}", name, (expert,), dtypes)
+
+    def unused_tensor(self, name: str) -> str | None:
+        """Why the text model does without a checkpoint tensor."""
+        return next((reason for pattern, reason in OTHER_PARTS.items() if re.match(pattern, name)), None)
+
+    def cache_layout(self) -> CacheLayout:
+        """Buffers of the layer plan."""
+        return cache_layout(self.config, self._rollback)
+
+    @torch.inference_mode()
+    def forward(self, batch: InputBatch, caches: Mapping[str, Tensor], tap: Tap | None = None) -> Tensor:
+        """See :class:`deepinfer_core.interfaces.model.Model`."""
+        step = Step(batch, caches, self._kernels, self._inv_freq, tap)
+        mult = self.config.hyper_connection.mult
+        hidden = self.embed.weight[batch.token_ids]
+        streams = hidden[:, None, :].repeat(1, mult, 1)
+        pre = first_mix(len(batch), mult, hidden.device)
+        engram_rows = {} if self._hasher is None else self._hasher.rows(batch.context_ids)
+        for layer, rows in engram_rows.items():
+            step.observe(f"layers.{layer}.engram_hash_ids", rows)
+        for layer in self.layers:
+            streams, pre = layer.run(step, streams, pre, engram_rows)
+        collapsed = self._kernels.hyper_connection_collapse(streams, pre)
+        return self._kernels.rms_norm(collapsed, self.norm.weight, self.config.rms_norm_eps)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R,d]`` bf16 → ``[R, vocab]`` f32."""
+        return self._kernels.linear(hidden, self.head.kernel_weight(), torch.float32)  # type: ignore[no-any-return]
+
+
+def _token_hasher(config: DeepseekV41Config, context: ModelContext) -> TokenHasher | None:
+    """The engram layers' hasher, its table sizes and token map checked against the config."""
+    settings = config.engram
+    if settings is None:
+        return None
+    layout = HashLayout(settings)
+    if any(have < need for have, need in zip(settings.num_embeddings, layout.rows, strict=True)):
+        raise ConfigError(
+            f"engram_num_embeddings must be at least {layout.rows} for engram_vocab_size {settings.vocab_size}, "
+            f"got {list(settings.num_embeddings)}"
+        )
+    if context.tokenizer is None:
+        raise CheckpointError("this model's engram layers need the checkpoint's tokenizer; tokenizer.json is missing")
+    token_map = compressed_token_map(context.tokenizer, config.vocab_size)
+    distinct = int(token_map.max()) + 1
+    if distinct != settings.compressed_vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {distinct} distinct engram tokens but engram_compressed_vocab_size is "
+            f"{settings.compressed_vocab_size}; the tokenizer is not the one this checkpoint was trained with"
+        )
+    return TokenHasher(settings, layout, token_map)
+
+
+class DeepseekV41:
+    """The architecture component."""
+
+    def translate_config(self, hf_config: Mapping[str, Any]) -> DeepseekV41Config:
+        """See :class:`deepinfer_core.interfaces.model.Architecture`."""
+        return DeepseekV41Config.from_hf(hf_config)
+
+    def build(self, config: DeepseekV41Config, context: ModelContext) -> TextModel:
+        """See :class:`deepinfer_core.interfaces.model.Architecture`."""
+        with torch.device("meta"):
+            return TextModel(config, context)
