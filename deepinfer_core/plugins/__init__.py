@@ -1,0 +1,6 @@
+"""Plugins: manifests, discovery without import, selection, and the manager that hands them out."""
+
+from deepinfer_core.plugins.hooks import Hooks
+from deepinfer_core.plugins.manager import PluginManager, PluginRow
+
+__all__ = ["Hooks", "PluginManager", "PluginRow"]

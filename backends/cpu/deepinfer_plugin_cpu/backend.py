@@ -1,0 +1,40 @@
+"""The CPU backend: the host's processor and memory, through the kernel family ``cpu``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deepinfer_plugin_cpu.memory import available_and_total
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CpuBackend:
+    """Always available; the backend that results of all others are checked against."""
+
+    name = "cpu"
+    kernel_family = "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        import torch
+
+        return torch.device("cpu")
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of host memory for this process, container limits included."""
+        return available_and_total()
+
+    def configure(self, num_threads: int | None) -> None:
+        """Set the number of threads of torch and of the kernels; None leaves both at their own default."""
+        if num_threads is None:
+            return
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        import torch
+        from deepinfer_kernels import cpu
+
+        torch.set_num_threads(num_threads)
+        cpu.set_num_threads(num_threads)

@@ -1,0 +1,58 @@
+"""The seams: every place where a plugin can change what DeepInfer does. Pure data, imports nothing heavy."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final, Literal
+
+from attrs import frozen
+
+SeamKind = Literal["exclusive", "chained", "collected", "registry", "modality"]
+
+
+@frozen
+class Seam:
+    """One extension point.
+
+    kind: ``exclusive`` one component fills it; ``chained`` all, each fed by the one before it;
+    ``collected`` all, independent of each other; ``registry`` and ``modality`` looked up by an entry of
+    the capability ``key``.
+    version: (major, minor); a plugin's manifest states the range it was written for.
+    protocol: ``"module:Protocol"`` a component must satisfy, or None while the seam has no caller.
+    """
+
+    name: str
+    kind: SeamKind
+    version: tuple[int, int]
+    protocol: str | None
+    varies: str
+    key: str | None = None
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether components load at start-up; those that are looked up load when they are first asked for."""
+        return self.key is None and self.name != "command"
+
+
+_TABLE: Final = (
+    Seam("backend", "exclusive", (1, 0), "deepinfer_core.interfaces.backend:Backend",
+         "device, memory info, streams, graphs, kernel family"),
+    Seam("model", "registry", (1, 0), "deepinfer_core.interfaces.model:Architecture",
+         "config translation, layer plan, module tree, weight map",
+         key="architectures"),
+    Seam("attention", "exclusive", (1, 0), None, "attention given index lists; cache layout and codec"),
+    Seam("moe", "exclusive", (1, 0), None, "router, executor, transport"),
+    Seam("speculator", "exclusive", (1, 0), None, "observe, propose; verifier; draft-length policy"),
+    Seam("sampler", "exclusive", (1, 0), None, "logits to tokens, with counter-based randomness"),
+    Seam("logits_processor", "chained", (1, 0), None, "edits of a row's logits"),
+    Seam("grammar", "exclusive", (1, 0), None, "compile, accept, rollback, fill mask"),
+    Seam("scheduler_policy", "exclusive", (1, 0), None, "admission, ordering, victim choice, mixing"),
+    Seam("eplb_policy", "exclusive", (1, 0), None, "counts to placement maps"),
+    Seam("kv_connector", "chained", (1, 0), None, "save, load, hand over KV"),
+    Seam("multimodal", "modality", (1, 0), None, "media to embeddings", key="modalities"),
+    Seam("hooks", "collected", (1, 0), None, "the lifecycle hooks of deepinfer_core.hookspecs"),
+    Seam("command", "collected", (1, 0), "deepinfer_core.interfaces.command:Command",
+         "extra deepinfer subcommands"),
+)  # fmt: skip
+
+SEAMS: Final = MappingProxyType({seam.name: seam for seam in _TABLE})

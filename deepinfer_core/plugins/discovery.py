@@ -1,0 +1,114 @@
+"""Find installed plugins without importing any of them.
+
+A plugin is a distribution with an entry point in the group ``deepinfer.plugins`` whose value is a top-level
+package, and a manifest in that package. Only metadata and manifests are read here, so a plugin that is
+broken, hostile or slow to import can always be listed. Nothing here raises: what is wrong becomes the
+record's state and reason.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import importlib_metadata
+from attrs import evolve, frozen
+
+from deepinfer_core.plugins.manifest import FILE_NAME, Manifest, ManifestError, read_manifest
+
+GROUP: Final = "deepinfer.plugins"
+BUILTIN: Final = "core"
+BUILTIN_MANIFEST: Final = Path(__file__).with_name("builtin.toml")
+
+Found = Literal["available", "incompatible", "broken"]
+
+
+@frozen
+class PluginRecord:
+    """One installed plugin: who ships it, what it declares, and whether it can be used."""
+
+    name: str
+    distribution: str
+    version: str
+    package: str
+    manifest: Manifest | None = None
+    state: Found = "available"
+    reason: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The plugin and who ships it, for messages."""
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
+
+def discover() -> tuple[PluginRecord, ...]:
+    """Every installed plugin, the built-in one first, the others by name and distribution."""
+    points = importlib_metadata.entry_points(group=GROUP)
+    found = [_record(point) for point in points if point.dist is not None]
+    found.sort(key=lambda record: (record.name, record.distribution, record.version))
+    return (builtin(), *_mark_duplicates(found))
+
+
+def builtin() -> PluginRecord:
+    """The record of the components that the core itself ships."""
+    try:
+        version = importlib_metadata.version("deepinfer-core")
+    except importlib_metadata.PackageNotFoundError:
+        version = "unknown"
+    manifest = read_manifest(BUILTIN_MANIFEST)
+    return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest)
+
+
+def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
+    dist = point.dist
+    record = PluginRecord(point.name, _text(dist, "name"), _text(dist, "version"), point.value)
+    try:
+        manifest = read_manifest(_manifest_path(point.value))
+        if manifest.name != point.name:
+            raise ManifestError(f"the manifest's name {manifest.name!r} differs from the entry point's")
+    except ManifestError as error:
+        return evolve(record, state="broken", reason=str(error))
+    except Exception as error:  # a finder or a path of another package may raise anything
+        return evolve(record, state="broken", reason=f"{type(error).__name__}: {error}")
+    reason = manifest.incompatibility()
+    return evolve(record, manifest=manifest, state="incompatible" if reason else "available", reason=reason or "")
+
+
+def _text(dist: object, attribute: str) -> str:
+    try:
+        return str(getattr(dist, attribute))
+    except Exception:  # damaged metadata
+        return "unknown"
+
+
+def _manifest_path(package: str) -> Path:
+    # find_spec of a dotted name would import the parent package.
+    if not package.isidentifier():
+        raise ManifestError(f"the entry point must name a top-level package, got {package!r}")
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ManifestError(f"the package {package!r} is not importable; reinstall or uninstall the distribution")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for folder in folders:
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    raise ManifestError(f"no {FILE_NAME} in the package {package!r} ({', '.join(map(str, folders)) or 'a module'})")
+
+
+def _mark_duplicates(records: Iterable[PluginRecord]) -> list[PluginRecord]:
+    by_name: dict[str, list[PluginRecord]] = defaultdict(list)
+    for record in records:
+        by_name[record.name].append(record)
+    result = []
+    for name, group in by_name.items():
+        if name == BUILTIN:
+            group = [evolve(r, state="broken", reason=f"the name {BUILTIN!r} is reserved") for r in group]
+        elif len(group) > 1:
+            owners = " and ".join(f"{r.distribution} {r.version}" for r in group)
+            reason = f"the plugin name {name!r} is claimed by {owners}; uninstall one of them"
+            group = [evolve(r, state="broken", reason=reason) for r in group]
+        result += group
+    return result

@@ -1,0 +1,133 @@
+"""Bind the lifecycle hooks once: each is None when nobody implements it, else one plain callable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pluggy
+from attrs import field, fields, frozen
+
+from deepinfer_core.errors import PluginError, nearest
+from deepinfer_core.hookspecs import HOOK_NAMES, PROJECT, HookSpecs, hookimpl
+
+Hook = Callable[..., Any] | None
+
+
+@frozen(kw_only=True)
+class Hooks:
+    """One bound callable per hook of ``deepinfer_core.hookspecs``, or None where nobody implements it.
+
+    Arguments are positional, in the order of the specification. The result is the list of what the
+    implementations returned, in order, without None; for a ``firstresult`` hook the first answer or None.
+    """
+
+    init_pd_split: Hook = field(default=None)
+    on_request_added: Hook = field(default=None)
+    post_schedule: Hook = field(default=None)
+    should_copy_state: Hook = field(default=None)
+    save_kvcache: Hook = field(default=None)
+    pe_prepare_save_kvcache: Hook = field(default=None)
+    pe_save_kvcache: Hook = field(default=None)
+    finalize_seq: Hook = field(default=None)
+    process_output: Hook = field(default=None)
+    on_request_finished: Hook = field(default=None)
+    send_processed_prompts: Hook = field(default=None)
+    post_process_model_outputs: Hook = field(default=None)
+    build_extra_metrics_log: Hook = field(default=None)
+    on_error: Hook = field(default=None)
+
+    def implemented(self) -> tuple[str, ...]:
+        """Names of the hooks that somebody implements."""
+        return tuple(a.name for a in fields(Hooks) if getattr(self, a.name) is not None)
+
+
+def hook_names(plugin: object) -> tuple[str, ...]:
+    """Names of the members of ``plugin`` that are marked ``@hookimpl``."""
+    options = f"{PROJECT}_impl"
+    return tuple(name for name in dir(plugin) if _is_marked(inspect.getattr_static(plugin, name, None), options))
+
+
+def check_hooks(plugin: object) -> None:
+    """Raise PluginError for a marked member that is no hook, and for a hook that lacks its mark."""
+    marked = hook_names(plugin)
+    for name in marked:
+        if name not in HOOK_NAMES:
+            raise PluginError(f"unknown hook {name!r}{nearest(name, HOOK_NAMES)}. Hooks: {', '.join(HOOK_NAMES)}")
+    for name in HOOK_NAMES:
+        if name not in marked and inspect.isroutine(inspect.getattr_static(plugin, name, None)):
+            raise PluginError(f"{name!r} is named like a hook but not marked: add @hookimpl to it")
+
+
+def bind_hooks(plugins: Iterable[tuple[str, object]]) -> Hooks:
+    """Bind the hooks of ``(label, plugin)`` pairs, called in the order given.
+
+    Raises PluginError for a hook that does not exist, lacks its mark, or takes unknown arguments.
+    """
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(HookSpecs)
+    for label, plugin in reversed(list(plugins)):  # pluggy calls the last registered first
+        check_hooks(plugin)
+        try:
+            manager.register(plugin, name=label)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(str(error)) from error
+    manager.check_pending()
+    return Hooks(**{name: _bind(getattr(manager.hook, name)) for name in HOOK_NAMES})
+
+
+def _is_marked(member: object, options: str) -> bool:
+    return hasattr(getattr(member, "__func__", member), options)
+
+
+def _bind(caller: pluggy.HookCaller) -> Hook:
+    implementations = list(reversed(caller.get_hookimpls()))
+    if not implementations:
+        return None
+    spec = caller.spec
+    if spec is None:
+        raise PluginError(f"hook {caller.name!r} has no specification")
+    if any(impl.hookwrapper or impl.wrapper for impl in implementations):
+        names = spec.argnames
+        return lambda *args: caller(**dict(zip(names, args, strict=True)))
+    calls = [_noted(impl, spec.argnames) for impl in implementations]
+    return _first(calls) if spec.opts.get("firstresult") else _all(calls)
+
+
+def _noted(impl: pluggy.HookImpl, argnames: Sequence[str]) -> Callable[..., Any]:
+    """Call one implementation with the arguments it takes; errors carry the plugin's name as a note."""
+    function = impl.function
+    wanted = [argnames.index(name) for name in impl.argnames]
+    where = f"in hook {function.__name__!r} of plugin {impl.plugin_name!r}"
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*[args[i] for i in wanted])
+        except Exception as error:
+            error.add_note(where)
+            raise
+
+    return call
+
+
+def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:
+    def run(*args: Any) -> list[Any]:
+        results = [call(*args) for call in calls]
+        return [result for result in results if result is not None]
+
+    return run
+
+
+def _first(calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        for call in calls:
+            result = call(*args)
+            if result is not None:
+                return result
+        return None
+
+    return run
+
+
+__all__ = ["Hooks", "bind_hooks", "check_hooks", "hook_names", "hookimpl"]

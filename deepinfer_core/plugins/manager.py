@@ -1,0 +1,321 @@
+"""The plugin manager: decide once what is active, load exactly that, and hand it out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from deepinfer_core import envs
+from deepinfer_core.errors import PluginError, nearest
+from deepinfer_core.interfaces.seams import SEAMS
+from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
+from deepinfer_core.plugins.failure import Source, failure
+from deepinfer_core.plugins.hooks import Hooks, bind_hooks
+from deepinfer_core.plugins.loading import check_protocol, load
+from deepinfer_core.plugins.ordering import order
+from deepinfer_core.plugins.probe import run_probes
+from deepinfer_core.plugins.selection import RANK, Selected, by_name, from_object, from_record
+
+
+@frozen
+class PluginRow:
+    """One line of ``LLM.plugins`` and ``deepinfer plugins list``.
+
+    state: active, available, incompatible or broken; ``reason`` says why. A plugin whose manifest cannot
+    be read has one row without seam and component.
+    """
+
+    name: str
+    seam: str
+    component: str
+    distribution: str
+    version: str
+    state: str
+    reason: str
+
+
+class PluginManager:
+    """Selects, loads and orders plugins. ``plugins`` and ``backend`` come before ``DEEPINFER_PLUGINS``,
+    and that before the defaults; for an exclusive seam the first of these that fills it wins.
+
+    plugins: names of installed plugins, objects, or classes (called without arguments).
+    backend: name of a backend component, or ``"auto"``: one named by ``plugins``, else the only one
+    besides the CPU's whose probe succeeds, else the CPU's.
+    architecture: the checkpoint's, whose model component :meth:`resolve` loads.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[object] = (),
+        *,
+        backend: str = "auto",
+        architecture: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        if isinstance(plugins, str):
+            raise PluginError(f"plugins must be a list, got {plugins!r}; write [{plugins!r}]")
+        self._architecture = architecture
+        self._backend = backend
+        self._environ = environ
+        self._loaded: dict[tuple[str, str], Any] = {}
+        self._is_resolved = False
+        self.hooks = Hooks()
+        self.records = discover()
+        self._selected: list[Selected] = []
+        self._overridden: dict[tuple[str, str, str, str], str] = {}
+        self._select(plugins, envs.read("DEEPINFER_PLUGINS", environ))
+
+    # -- what is active ---------------------------------------------------------------------------
+
+    def resolve(self) -> PluginManager:
+        """Load what is selected and bind the hooks; any failure raises PluginError. Returns the manager."""
+        if self._is_resolved:
+            return self
+        envs.check(self._environ)
+        self._select_backend()
+        if self._architecture is not None:
+            self.model_for(self._architecture)
+        self._settle()
+        for selected in self._selected:
+            if SEAMS[selected.seam].is_eager:
+                self._load(selected)
+        self._bind_hooks()
+        self._is_resolved = True
+        return self
+
+    def _select(self, plugins: Sequence[object], from_environment: Sequence[str]) -> None:
+        for position, item in enumerate(plugins):
+            if isinstance(item, str):
+                self._add(by_name(item, self.records, "argument"), "argument", "named in plugins")
+            else:
+                self._selected += from_object(item, position)
+        for name in from_environment:
+            self._add(by_name(name, self.records, "environment"), "environment", "named in DEEPINFER_PLUGINS")
+        self._add(self.records[0], "default", "built-in default")
+        self._number_objects()
+        self._settle()
+
+    def _add(self, record: PluginRecord, source: Source, reason: str) -> None:
+        if not any(s.record is record for s in self._selected):
+            self._selected += from_record(record, source, reason)
+
+    def _number_objects(self) -> None:
+        seen: Counter[tuple[str, str]] = Counter()
+        for s in (s for s in self._selected if s.is_object):
+            seen[s.seam, s.name] += 1
+            if seen[s.seam, s.name] > 1:
+                s.name = f"{s.name}-{seen[s.seam, s.name]}"
+
+    def _settle(self) -> None:
+        """Apply each seam's kind: one per exclusive seam, unique names and a total order elsewhere."""
+        settled: list[Selected] = []
+        for name, seam in SEAMS.items():
+            group = [s for s in self._selected if s.seam == name]
+            if seam.kind == "exclusive" and group:
+                best = min(RANK[s.source] for s in group)
+                losers = [s for s in group if RANK[s.source] > best]
+                group = [s for s in group if RANK[s.source] == best]
+                self._overridden.update((s.key, f"overridden by {group[0].owner}") for s in losers)
+                if len(group) > 1:
+                    raise PluginError(
+                        f"seam {name!r} takes one component, selected are {_owners(group)}; leave out all but one"
+                    )
+            _refuse_duplicates(name, group)
+            settled += order(group)
+        self._selected = settled
+
+    # -- the two seams that choose for themselves -----------------------------------------------------
+
+    def _select_backend(self) -> None:
+        if self._backend != "auto":
+            record = self._offering("backend", self._backend)
+            self._probe_named(record, "argument")
+            self._add(record, "argument", "named as backend")
+            return
+        selected = [s for s in self._selected if s.seam == "backend"]
+        if selected:
+            for s in selected:
+                self._probe_named(s.record, s.source)
+            return
+        record, reason = self._autodetect()
+        self._add(record, "default", reason)
+
+    def _autodetect(self) -> tuple[PluginRecord, str]:
+        offers = [(r, c) for r, c in self._offers("backend") if c.name != "cpu" and c.probe]
+        answers = run_probes([c.probe for _, c in offers if c.probe]) if offers else {}
+        working = [(r, c) for r, c in offers if c.probe and answers[c.probe] is None]
+        if len(working) == 1:
+            return working[0][0], "the only backend besides the CPU's whose probe succeeds"
+        cpu = [r for r, c in self._offers("backend") if c.name == "cpu"]
+        if not cpu:
+            raise PluginError("no backend is installed: pip install deepinfer-plugin-cpu, or name one by backend=")
+        if working:
+            names = ", ".join(c.name for _, c in working)
+            return cpu[0], f"several other backends could run ({names}); choose one by backend="
+        return cpu[0], "default backend"
+
+    def _probe_named(self, record: PluginRecord, source: Source) -> None:
+        for component in _components(record, "backend"):
+            reason = run_probes([component.probe])[component.probe] if component.probe else None
+            if reason is not None:
+                raise failure("probe", reason, record, source)
+
+    def model_for(self, architecture: str) -> Any:
+        """The model component that serves ``architecture``, loaded.
+
+        A selected plugin comes before one that is only installed; the latter becomes active as a whole.
+        Raises PluginError when no plugin serves it, or several do, or loading fails.
+        """
+        chosen = self._serving(architecture)
+        if not chosen:
+            offers = [r for r, c in self._offers("model") if architecture in c.keys]
+            if not offers:
+                raise PluginError(self._unknown_architecture(architecture))
+            if len(offers) > 1:
+                owners = " and ".join(r.owner for r in offers)
+                raise PluginError(f"architecture {architecture!r} is served by {owners}; name one in plugins=[...]")
+            self._add(offers[0], "default", f"serves {architecture}")
+            self._settle()
+            chosen = self._serving(architecture)
+        if len(chosen) > 1:
+            raise PluginError(f"architecture {architecture!r} is served by {_owners(chosen)}; leave out all but one")
+        return self._load(chosen[0])
+
+    def _serving(self, architecture: str) -> list[Selected]:
+        return [s for s in self._selected if s.seam == "model" and architecture in s.keys]
+
+    def _unknown_architecture(self, architecture: str) -> str:
+        known = sorted({key for _, c in self._offers("model") for key in c.keys})
+        unusable = [f"{r.name} ({r.reason})" for r in self.records if r.state != "available"]
+        listed = f"Known: {', '.join(known) or 'none'}"
+        aside = f". Not usable: {'; '.join(unusable)}" if unusable else ""
+        return f"no plugin serves the architecture {architecture!r}{nearest(architecture, known)}. {listed}{aside}"
+
+    # -- handing out ------------------------------------------------------------------------------------
+
+    def component(self, seam: str, name: str | None = None) -> Any:
+        """The active component of a seam, loaded: the only one, or the one called ``name``.
+
+        Raises PluginError when there is none, naming what is installed for the seam.
+        """
+        active = self._active(seam)
+        chosen = active if name is None else [s for s in active if s.name == name]
+        if len(chosen) == 1:
+            return self._load(chosen[0])
+        if chosen:
+            raise PluginError(f"seam {seam!r} has several components: {_owners(chosen)}; ask for one by name")
+        offers = {c.name: r.name for r, c in self._offers(seam)}
+        what = f"component {name!r} of seam {seam!r}" if name else f"component of seam {seam!r}"
+        near = nearest(name, offers) if name else ""
+        installed = ", ".join(f"{c} (plugin {p})" for c, p in offers.items()) or "none"
+        raise PluginError(f"no {what} is active{near}. Installed: {installed}; name its plugin in plugins=[...]")
+
+    def chain(self, seam: str) -> tuple[Any, ...]:
+        """Every active component of a seam, loaded, in order; empty when there is none."""
+        return tuple(self._load(s) for s in self._active(seam))
+
+    def command(self, name: str) -> Any:
+        """The ``deepinfer`` subcommand of any installed plugin: typing its name selects it."""
+        offers = [r for r, c in self._offers("command") if c.name == name]
+        if not offers:
+            raise PluginError(f"no plugin provides the command {name!r}")
+        if len(offers) > 1:
+            raise PluginError(f"the command {name!r} is claimed by {' and '.join(r.owner for r in offers)}")
+        self._add(offers[0], "argument", f"the command {name!r} was called")
+        return self.component("command", name)
+
+    def commands(self) -> Mapping[str, str]:
+        """Names of all subcommands that plugins provide, each with its one-line help. Imports nothing."""
+        return {c.name: str(c.capabilities.get("help", "")) for _, c in self._offers("command")}
+
+    def table(self) -> tuple[PluginRow, ...]:
+        """Every installed and every given plugin, one row per component, with its state and the reason."""
+        rows = [
+            PluginRow(s.record.name, s.seam, s.name, s.record.distribution, s.record.version, "active", s.reason)
+            for s in self._selected
+        ]
+        active = {s.key for s in self._selected}
+        for record in self.records:
+            if record.manifest is None:
+                rows.append(_row(record, "", "", record.reason))
+            for c in record.manifest.components if record.manifest else ():
+                key = (record.distribution, record.name, c.seam, c.name)
+                if key not in active:
+                    reason = record.reason or self._overridden.get(key) or _offer(c.seam, c.keys)
+                    rows.append(_row(record, c.seam, c.name, reason))
+        seams = ["", *SEAMS]
+        return tuple(sorted(rows, key=lambda row: (seams.index(row.seam), row.state, row.name, row.component)))
+
+    # -- loading ----------------------------------------------------------------------------------------
+
+    def _active(self, seam: str) -> list[Selected]:
+        if seam not in SEAMS:
+            raise PluginError(f"unknown seam {seam!r}{nearest(seam, SEAMS)}. Seams: {', '.join(SEAMS)}")
+        return [s for s in self._selected if s.seam == seam]
+
+    def _load(self, selected: Selected) -> Any:
+        """Import and instantiate a component, once; components with one object path share the instance."""
+        if not selected.is_loaded:
+            component = selected.component
+            if component is None:
+                raise PluginError(f"component {selected.name!r} has nothing to load")
+            key = (selected.record.name, component.object)
+            if key not in self._loaded:
+                self._loaded[key] = load(component.object, selected.record, selected.source)
+            selected.instance, selected.is_loaded = self._loaded[key], True
+        check_protocol(selected)
+        return selected.instance
+
+    def _bind_hooks(self) -> None:
+        active = self._active("hooks")
+        pairs = [(f"{s.record.name}.{s.name}" if not s.is_object else s.name, s) for s in active]
+        for label, s in pairs:
+            try:
+                bind_hooks([(label, s.instance)])
+            except PluginError as error:
+                raise failure("bind", error, s.record, s.source) from error
+        self.hooks = bind_hooks((label, s.instance) for label, s in pairs)
+
+    def _offers(self, seam: str) -> list[tuple[PluginRecord, Any]]:
+        usable = (r for r in self.records if r.state == "available" and r.name != BUILTIN)
+        return [(record, component) for record in usable for component in _components(record, seam)]
+
+    def _offering(self, seam: str, name: str) -> PluginRecord:
+        offers = self._offers(seam)
+        found = [r for r, c in offers if c.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise PluginError(f"{seam} {name!r} is claimed by {' and '.join(r.owner for r in found)}; uninstall one")
+        known = [c.name for _, c in offers]
+        unusable = [f"; {r.owner} is {r.state}: {r.reason}" for r in self.records if r.name == name and r.reason]
+        listed = ", ".join(["auto", *known])
+        raise PluginError(f"unknown {seam} {name!r}{nearest(name, known)}. Known: {listed}{''.join(unusable)}")
+
+
+def _components(record: PluginRecord, seam: str) -> list[Any]:
+    return [c for c in record.manifest.components if c.seam == seam] if record.manifest else []
+
+
+def _owners(group: Sequence[Selected]) -> str:
+    return " and ".join(s.owner for s in group)
+
+
+def _refuse_duplicates(seam: str, group: Sequence[Selected]) -> None:
+    for name, count in Counter(s.name for s in group).items():
+        if count > 1:
+            owners = _owners([s for s in group if s.name == name])
+            raise PluginError(f"seam {seam!r} has two components of one name: {owners}; leave out one")
+
+
+def _row(record: PluginRecord, seam: str, component: str, reason: str) -> PluginRow:
+    return PluginRow(record.name, seam, component, record.distribution, record.version, record.state, reason)
+
+
+def _offer(seam: str, keys: Sequence[str]) -> str:
+    if keys:
+        return f"used for {', '.join(keys)}"
+    return "chosen at start-up, or by --backend" if seam == "backend" else "not selected"
