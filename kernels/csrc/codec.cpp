@@ -1,0 +1,110 @@
+#include "codec.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "linear.h"
+#include "numbers.h"
+#include "ops.h"
+#include "parallel.h"
+
+namespace deepinfer {
+namespace {
+
+// Nearest e4m3 value, ties to even, saturating at 448.
+inline float round_e4m3(float value) {
+  const float clamped = std::min(std::max(value, -448.0f), 448.0f);
+  const uint32_t bits = to_bits(clamped);
+  const float normal = from_bits((bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u);
+  constexpr float kMagic = 0x1.8p14f;  // its last place is 2^-9, the spacing of subnormals
+  const float subnormal = std::copysign((std::abs(clamped) + kMagic) - kMagic, clamped);
+  return std::abs(clamped) < 0x1p-6f ? subnormal : normal;
+}
+
+inline uint8_t encode_e4m3(float rounded) {
+  const uint32_t bits = to_bits(rounded), magnitude = bits & 0x7fffffffu;
+  const float size = from_bits(magnitude);
+  const uint32_t code = size < 0x1p-6f ? static_cast<uint32_t>(size * 512.0f) : (magnitude >> 20) - (120u << 3);
+  return static_cast<uint8_t>(code | (bits >> 31 << 7));
+}
+
+// Nearest e2m1 code, ties to the even code, saturating at 6.
+inline uint8_t encode_e2m1(float value) {
+  const float size = std::abs(value);
+  const uint32_t code = (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) +
+                        (size >= 3.5f) + (size > 5.0f);
+  return static_cast<uint8_t>(code | (to_bits(value) >> 31 << 3));
+}
+
+inline float largest(const float* values, int64_t n) {
+  float amax = 0.0f;
+  for (int64_t i = 0; i < n; ++i) amax = std::max(amax, std::abs(values[i]));
+  return amax;
+}
+
+// Multiplying by the reciprocal is how the published quantiser divides.
+// e8m0 code of 2^ceil(log2(value)) for a normal positive value, from its bits.
+inline uint8_t ceil_e8m0(float value) {
+  const uint32_t bits = to_bits(value);
+  return static_cast<uint8_t>(std::min((bits >> 23) + ((bits & 0x7fffffu) != 0), 254u));
+}
+
+inline uint8_t scale_code(Codec codec, float amax) {
+  switch (codec) {
+    case Codec::fp8_e8m0_32: return ceil_e8m0(std::max(amax, 1e-4f) * (1.0f / 448.0f));
+    case Codec::fp4_e8m0_32: return ceil_e8m0(std::max(amax, 6.0f * 0x1p-126f) * (1.0f / 6.0f));
+    case Codec::fp4_e4m3_16: return encode_e4m3(round_e4m3(std::max(amax, 6.0f * 0x1p-9f) / 6.0f));
+  }
+  return 0;
+}
+
+inline float scale_value(Codec codec, uint8_t code) {
+  return codec == Codec::fp4_e4m3_16 ? kE4m3[code] : kE8m0[code];
+}
+
+}  // namespace
+
+void quantize_dequantize_row(Codec codec, float* values, int64_t D) {
+  const int64_t group = codec_group(codec);
+  for (int64_t start = 0; start < D; start += group) {
+    float* x = values + start;
+    const float scale = scale_value(codec, scale_code(codec, largest(x, group)));
+    if (codec == Codec::fp8_e8m0_32)
+      for (int64_t i = 0; i < group; ++i) x[i] = round_e4m3(x[i] / scale) * scale;
+    else
+      for (int64_t i = 0; i < group; ++i) x[i] = kE2m1[encode_e2m1(x[i] / scale)] * scale;
+  }
+}
+
+void pack_row(Codec codec, const float* values, int64_t D, uint8_t* record) {
+  const int64_t group = codec_group(codec);
+  uint8_t* scales = record + codec_data_bytes(codec, D);
+  for (int64_t start = 0; start < D; start += group) {
+    const float* x = values + start;
+    const uint8_t code = scale_code(codec, largest(x, group));
+    const float scale = scale_value(codec, code);
+    scales[start / group] = code;
+    if (codec == Codec::fp8_e8m0_32)
+      for (int64_t i = 0; i < group; ++i) record[start + i] = encode_e4m3(round_e4m3(x[i] / scale));
+    else
+      for (int64_t i = 0; i < group; i += 2)
+        record[(start + i) / 2] =
+            static_cast<uint8_t>(encode_e2m1(x[i] / scale) | (encode_e2m1(x[i + 1] / scale) << 4));
+  }
+}
+
+void unpack_row(Codec codec, const uint8_t* record, int64_t D, float* values) {
+  const uint8_t* scales = record + codec_data_bytes(codec, D);
+  if (codec == Codec::fp4_e4m3_16) {
+    for (int64_t i = 0; i < D; i += 2) {
+      const float scale = kE4m3[scales[i / 16]];
+      values[i] = kE2m1[record[i / 2] & 15] * scale;
+      values[i + 1] = kE2m1[record[i / 2] >> 4] * scale;
+    }
+    return;
+  }
+  const Format format = codec == Codec::fp8_e8m0_32 ? Format::fp8 : Format::fp4;
+  core().decode_column({format, record, 0, scales, 0, 0}, 0, D, values);
+}
+
+}  // namespace deepinfer

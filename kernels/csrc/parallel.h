@@ -1,0 +1,53 @@
+// Threads and scratch memory of the kernels.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace deepinfer {
+
+int num_threads();
+// Throws std::invalid_argument when n < 1.
+void set_num_threads(int n);
+
+// Below this many multiply-adds a second thread costs more than it saves.
+constexpr int64_t kParallelWork = 1 << 16;
+
+// f(unit) for every unit in [0, units), in any order and on any thread. `work` is the cost of one unit.
+// f must not throw.
+template <class F>
+void parallel_for(int64_t units, int64_t work, const F& f) {
+  const int threads = units > 1 && units * work >= kParallelWork ? num_threads() : 1;
+  if (threads == 1) {
+    for (int64_t unit = 0; unit < units; ++unit) f(unit);
+    return;
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t unit = 0; unit < units; ++unit) f(unit);
+}
+
+// Uninitialised, cache-line aligned array of a trivial type.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) {
+    const size_t bytes = (static_cast<size_t>(count) * sizeof(T) + 127) & ~size_t{63};
+    data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace deepinfer
