@@ -1,0 +1,398 @@
+#include "scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace deepinfer {
+
+namespace {
+
+using enum SequenceState;
+using std::to_string;
+
+const SchedulerOptions& validated(const SchedulerOptions& options) {
+  const auto at_least = [](const char* name, int64_t value, int64_t least, const char* why = "") {
+    if (value < least) {
+      throw std::invalid_argument(std::string(name) + " must be at least " + to_string(least) + why + ", got " +
+                                  to_string(value));
+    }
+  };
+  at_least("page_size", options.page_size, 1);
+  at_least("num_pages", options.num_pages, 2, " (page 0 is never handed out)");
+  at_least("num_slots", options.num_slots, 2, " (slot 0 is never handed out)");
+  at_least("max_num_seqs", options.max_num_seqs, 1);
+  at_least("max_num_batched_tokens", options.max_num_batched_tokens, 1);
+  at_least("max_model_len", options.max_model_len, 2, " (one prompt token and one output token)");
+  at_least("max_chunk_tokens", options.max_chunk_tokens, 1);
+  at_least("token_history", options.token_history, 0);
+  return options;
+}
+
+bool older(const Sequence* a, const Sequence* b) noexcept { return a->handle() < b->handle(); }
+
+bool more_computed(const Sequence* a, const Sequence* b) noexcept {
+  return a->num_computed() != b->num_computed() ? a->num_computed() > b->num_computed() : older(a, b);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options)
+    : options_(validated(options)),
+      length_limit_(std::min<int64_t>(options.max_model_len, int64_t{options.num_pages - 1} * options.page_size)),
+      running_limit_(std::min({options.max_num_seqs, options.num_slots - 1, options.max_num_batched_tokens})),
+      pages_(options.num_pages),
+      slots_(options.num_slots) {}
+
+// ---- Requests ----
+
+Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& limits) {
+  const auto refuse = [&](const std::string& what) {
+    throw std::invalid_argument("request '" + request_id + "': " + what);
+  };
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (live_ids_.contains(request_id)) refuse("a request with this id is still alive; choose another id");
+  if (prompt.empty()) refuse("the prompt is empty; give at least one token");
+  if (limits.max_tokens < 1) refuse("max_tokens must be at least 1, got " + to_string(limits.max_tokens));
+  if (limits.min_tokens < 0) refuse("min_tokens must be at least 0, got " + to_string(limits.min_tokens));
+  if (length >= options_.max_model_len) {
+    refuse("the prompt has " + to_string(length) + " tokens, but max_model_len is " +
+           to_string(options_.max_model_len) + " and must leave room for one output token; shorten the prompt");
+  }
+  if (length >= length_limit_) {
+    refuse("the prompt and one output token need " + to_string(pages_for(length + 1)) + " pages (" +
+           to_string(length + 1) + " tokens), but the cache has " + to_string(pages_.num_usable()) + " of " +
+           to_string(options_.page_size) + " tokens; shorten the prompt or enlarge the cache");
+  }
+  const auto negative = std::find_if(prompt.begin(), prompt.end(), [](int32_t token) { return token < 0; });
+  if (negative != prompt.end()) {
+    refuse("token ids must not be negative, got " + to_string(*negative) + " at position " +
+           to_string(negative - prompt.begin()));
+  }
+
+  const Handle handle = next_handle_;
+  const int64_t max_length = length + std::min(limits.max_tokens, length_limit_ - length);
+  auto sequence = std::make_unique<Sequence>(
+      handle, request_id, prompt, SequenceLimits{max_length, limits.min_tokens, limits.stop_token_ids});
+  waiting_.emplace(handle, sequence.get());
+  sequences_.emplace(handle, std::move(sequence));
+  live_ids_.emplace(std::move(request_id), handle);
+  ++next_handle_;
+  return handle;
+}
+
+Sequence* Scheduler::find(Handle handle) const noexcept {
+  const auto it = sequences_.find(handle);
+  return it == sequences_.end() ? nullptr : it->second.get();
+}
+
+const Sequence& Scheduler::sequence(Handle handle) const {
+  if (const Sequence* sequence = find(handle)) return *sequence;
+  throw std::invalid_argument("handle " + to_string(handle) +
+                              " is unknown: never issued, or forgotten after its request ended");
+}
+
+bool Scheduler::cancel(Handle handle) { return finish(handle, finished_aborted); }
+
+bool Scheduler::finish(Handle handle, SequenceState terminal) {
+  Sequence* sequence = find(handle);
+  if (sequence == nullptr || sequence->finished()) {
+    if (handle < 1 || handle >= next_handle_) {
+      throw std::invalid_argument("handle " + to_string(handle) + " was never issued");
+    }
+    return false;
+  }
+  const SequenceState before = sequence->state();
+  retire(*sequence, terminal);
+  if (is_running(before)) {
+    std::erase(running_, sequence);
+  } else {
+    waiting_.erase(handle);
+  }
+  return true;
+}
+
+void Scheduler::retire(Sequence& sequence, SequenceState terminal) {
+  sequence.transition(terminal);
+  live_ids_.erase(sequence.request_id());
+  retired_.push_back(&sequence);
+  unreported_.push_back(&sequence);
+}
+
+std::vector<std::pair<Handle, SequenceState>> Scheduler::take_finished() {
+  std::vector<std::pair<Handle, SequenceState>> events;
+  events.reserve(unreported_.size());
+  for (Sequence* sequence : unreported_) {
+    sequence->reported = true;
+    events.emplace_back(sequence->handle(), sequence->state());
+  }
+  unreported_.clear();
+  return events;
+}
+
+void Scheduler::release_deferred() {
+  std::erase_if(retired_, [this](Sequence* sequence) {
+    if (sequence->in_flight() > 0) return false;
+    sequence->release_resources();
+    if (!sequence->reported) return false;
+    sequences_.erase(sequence->handle());
+    return true;
+  });
+}
+
+// ---- Planning ----
+
+std::shared_ptr<const StepPlan> Scheduler::schedule() {
+  if (outstanding_) {
+    throw std::logic_error("plan " + to_string(outstanding_->step_id) +
+                           " is still outstanding; commit it before scheduling another step");
+  }
+  Step step{.budget = options_.max_num_batched_tokens, .selected = {}, .skipped = {}, .preempted = {}};
+  select_decodes(step);
+  select_prefills(step);
+  admit_waiting(step);
+  last_skipped_ = step.skipped;
+  const auto plan = build_plan(step);
+  // An empty plan has nothing to commit, so a caller may drop it and poll again.
+  if (!plan->empty()) outstanding_ = plan;
+  return plan;
+}
+
+void Scheduler::select_decodes(Step& step) {
+  std::vector<Sequence*> decoding;
+  decoding.reserve(running_.size());
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(decoding),
+               [](const Sequence* s) { return s->state() == SequenceState::decoding; });
+  step.selected.reserve(running_.size());
+  for (Sequence* sequence : decoding) {
+    if (sequence->state() != SequenceState::decoding) continue;  // preempted for a row before it
+    if (make_room(*sequence, step)) select(*sequence, 1, step);
+  }
+}
+
+void Scheduler::select_prefills(Step& step) {
+  std::vector<Sequence*> prefilling;
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(prefilling),
+               [](const Sequence* s) { return s->state() == SequenceState::prefilling; });
+  std::sort(prefilling.begin(), prefilling.end(), more_computed);
+  for (Sequence* sequence : prefilling) {
+    if (sequence->state() != SequenceState::prefilling) continue;  // preempted for a row before it
+    if (step.budget == 0) {
+      step.skipped.emplace_back(sequence->handle(), SkipReason::token_budget);
+      continue;
+    }
+    // With rows in the plan already, waiting for a page costs less than taking one away from somebody.
+    if (step.selected.empty()) {
+      if (!make_room(*sequence, step)) continue;
+    } else if (computable_tokens(*sequence) == 0) {
+      step.skipped.emplace_back(sequence->handle(), SkipReason::no_free_page);
+      continue;
+    }
+    select(*sequence,
+           std::min({sequence->num_unscheduled(), int64_t{options_.max_chunk_tokens}, step.budget,
+                     computable_tokens(*sequence)}),
+           step);
+  }
+}
+
+void Scheduler::admit_waiting(Step& step) {
+  int64_t growth = waiting_.empty() ? 0 : expected_growth();
+  while (!waiting_.empty()) {
+    Sequence& head = *waiting_.begin()->second;
+    auto obstacle = admission_obstacle(head, growth);
+    if (!step.preempted.empty()) obstacle = SkipReason::after_preemption;
+    if (step.budget == 0) obstacle = SkipReason::token_budget;
+    if (obstacle) {
+      step.skipped.emplace_back(head.handle(), *obstacle);
+      return;
+    }
+    waiting_.erase(waiting_.begin());
+    head.transition(prefilling);
+    head.slot = slots_.allocate();
+    running_.insert(std::upper_bound(running_.begin(), running_.end(), &head, older), &head);
+    select(head, std::min({head.num_tokens(), int64_t{options_.max_chunk_tokens}, step.budget}), step);
+    growth += expected_growth(head);
+  }
+}
+
+// How many more tokens its own pages and the free ones can take.
+int64_t Scheduler::computable_tokens(const Sequence& sequence) const noexcept {
+  const int64_t pages = static_cast<int64_t>(sequence.pages.size()) + pages_.num_free();
+  return pages * options_.page_size - sequence.num_scheduled();
+}
+
+// Pages that a running request will ask for soon: the rest of its known tokens, or one more to grow into.
+int64_t Scheduler::expected_growth(const Sequence& sequence) const noexcept {
+  const auto held = static_cast<int64_t>(sequence.pages.size());
+  const int64_t at_most = pages_for(sequence.max_length() - 1);  // the last token is never computed
+  return std::max(pages_for(sequence.num_tokens()), std::min(held + 1, at_most)) - held;
+}
+
+int64_t Scheduler::expected_growth() const noexcept {
+  int64_t growth = 0;
+  for (const Sequence* sequence : running_) growth += expected_growth(*sequence);
+  return growth;
+}
+
+// Nothing is reserved for the newcomer: pages are leased chunk by chunk. But it must find enough free ones for
+// its known tokens beside what the running requests are about to need, or they would soon preempt each other.
+std::optional<SkipReason> Scheduler::admission_obstacle(const Sequence& sequence, int64_t growth) const noexcept {
+  if (num_running() >= running_limit_) return SkipReason::running_limit;
+  if (slots_.num_free() == 0) return SkipReason::no_free_slot;
+  if (pages_for(sequence.num_tokens()) + growth > pages_.num_free()) return SkipReason::no_free_page;
+  return std::nullopt;
+}
+
+void Scheduler::select(Sequence& sequence, int64_t num_tokens, Step& step) {
+  const auto before = sequence.pages.size();
+  const auto after = static_cast<size_t>(pages_for(sequence.num_scheduled() + num_tokens));
+  while (sequence.pages.size() < after) sequence.pages.push_back(pages_.allocate());
+  step.selected.push_back({&sequence, num_tokens, static_cast<int32_t>(after - before)});
+  step.budget -= num_tokens;
+}
+
+// Preempts until the sequence can compute one token. False if that took the sequence itself, or if it runs
+// alone: then only deferred pages are missing, and they come back without any work lost.
+bool Scheduler::make_room(Sequence& sequence, Step& step) {
+  while (computable_tokens(sequence) == 0) {
+    if (running_.size() == 1) {
+      step.skipped.emplace_back(sequence.handle(), SkipReason::no_free_page);
+      return false;
+    }
+    Sequence& victim = least_work_lost();
+    preempt(victim, step);
+    if (&victim == &sequence) return false;
+  }
+  return true;
+}
+
+Sequence& Scheduler::least_work_lost() const {
+  return **std::max_element(running_.begin(), running_.end(),
+                            [](const Sequence* a, const Sequence* b) { return more_computed(a, b); });
+}
+
+void Scheduler::preempt(Sequence& victim, Step& step) {
+  std::erase_if(step.selected, [&](const Selection& selection) {
+    if (selection.sequence != &victim) return false;
+    step.budget += selection.num_tokens;
+    return true;
+  });
+  victim.transition(preempted);
+  victim.release_resources();
+  std::erase(running_, &victim);
+  waiting_.emplace(victim.handle(), &victim);
+  step.preempted.push_back(victim.handle());
+  ++num_preemptions_;
+}
+
+std::shared_ptr<StepPlan> Scheduler::build_plan(const Step& step) {
+  auto plan = std::make_shared<StepPlan>();
+  const size_t num_seqs = step.selected.size();
+  size_t table_length = 0;
+  for (const Selection& selection : step.selected) table_length += selection.sequence->pages.size();
+  const auto num_rows = static_cast<size_t>(options_.max_num_batched_tokens - step.budget);
+  plan->step_id = next_step_id_++;
+  plan->token_history = options_.token_history;
+  plan->handles.reserve(num_seqs);
+  for (auto* column : {&plan->slots, &plan->starts, &plan->num_tokens, &plan->new_pages}) column->reserve(num_seqs);
+  plan->is_decode.reserve(num_seqs);
+  plan->samples.reserve(num_seqs);
+  plan->block_table_offsets.reserve(num_seqs + 1);
+  plan->query_offsets.reserve(num_seqs + 1);
+  plan->block_table.reserve(table_length);
+  plan->token_ids.reserve(num_rows);
+  plan->positions.reserve(num_rows);
+  plan->history.reserve(num_seqs * static_cast<size_t>(options_.token_history));
+  plan->block_table_offsets.push_back(0);
+  plan->query_offsets.push_back(0);
+
+  in_flight_.clear();
+  for (const Selection& selection : step.selected) {
+    append_to_plan(*plan, selection);
+    selection.sequence->begin_step(selection.num_tokens);
+    in_flight_.push_back(selection.sequence);
+  }
+  plan->skipped = step.skipped;
+  plan->preempted = step.preempted;
+  return plan;
+}
+
+void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const {
+  const Sequence& sequence = *selection.sequence;
+  const std::vector<int32_t>& tokens = sequence.tokens();
+  const int64_t start = sequence.num_scheduled();
+  const int64_t end = start + selection.num_tokens;
+  const bool samples = end == sequence.num_tokens();
+  plan.handles.push_back(sequence.handle());
+  plan.slots.push_back(sequence.slot.id());
+  plan.starts.push_back(static_cast<int32_t>(start));
+  plan.num_tokens.push_back(static_cast<int32_t>(selection.num_tokens));
+  plan.new_pages.push_back(selection.new_pages);
+  plan.is_decode.push_back(sequence.state() == SequenceState::decoding);
+  plan.samples.push_back(samples);
+  plan.num_samples += samples;
+  for (const Lease& page : sequence.pages) plan.block_table.push_back(page.id());
+  plan.block_table_offsets.push_back(static_cast<int32_t>(plan.block_table.size()));
+  plan.token_ids.insert(plan.token_ids.end(), tokens.begin() + start, tokens.begin() + end);
+  for (int64_t position = start; position < end; ++position) {
+    plan.positions.push_back(static_cast<int32_t>(position));
+  }
+  plan.query_offsets.push_back(static_cast<int32_t>(plan.token_ids.size()));
+  for (int64_t position = start - options_.token_history; position < start; ++position) {
+    plan.history.push_back(position < 0 ? -1 : tokens[static_cast<size_t>(position)]);
+  }
+}
+
+// ---- Outcome ----
+
+void Scheduler::check_commit(const StepPlan& plan, std::span<const int32_t> tokens) const {
+  if (&plan != outstanding_.get()) {
+    throw std::logic_error("plan " + to_string(plan.step_id) + " is not the outstanding one (" +
+                           (outstanding_ ? "plan " + to_string(outstanding_->step_id) : std::string("none is")) +
+                           "); commit each plan once, to the scheduler that made it");
+  }
+  if (static_cast<int64_t>(tokens.size()) != plan.num_samples) {
+    throw std::invalid_argument("plan " + to_string(plan.step_id) + " samples " + to_string(plan.num_samples) +
+                                " tokens, got " + to_string(tokens.size()));
+  }
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [](int32_t token) { return token < -1; });
+  if (bad != tokens.end()) {
+    throw std::invalid_argument("sampled tokens must be token ids or -1 for a failed row, got " + to_string(*bad) +
+                                " at index " + to_string(bad - tokens.begin()));
+  }
+}
+
+CommitReport Scheduler::commit(const StepPlan& plan, std::span<const int32_t> tokens) {
+  CommitReport report;
+  if (plan.empty() && tokens.empty()) return report;
+  check_commit(plan, tokens);
+  report.handles.reserve(tokens.size());
+  report.tokens.reserve(tokens.size());
+  report.output_index.reserve(tokens.size());
+  bool any_finished = false;
+  for (size_t i = 0, sample = 0; i < in_flight_.size(); ++i) {
+    Sequence& sequence = *in_flight_[i];
+    const bool samples = plan.samples[i] != 0;
+    const int32_t token = samples ? tokens[sample++] : -1;
+    sequence.complete_step(plan.num_tokens[i]);
+    if (sequence.finished() || !samples) continue;
+    std::optional<SequenceState> terminal = finished_error;
+    if (token >= 0) {
+      if (sequence.state() == SequenceState::prefilling) sequence.transition(SequenceState::decoding);
+      report.handles.push_back(sequence.handle());
+      report.tokens.push_back(token);
+      report.output_index.push_back(static_cast<int32_t>(sequence.num_output()));
+      terminal = sequence.append(token);
+    }
+    if (terminal) {
+      retire(sequence, *terminal);
+      any_finished = true;
+    }
+  }
+  if (any_finished) std::erase_if(running_, [](const Sequence* sequence) { return sequence->finished(); });
+  in_flight_.clear();
+  outstanding_.reset();
+  return report;
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,140 @@
+// Continuous batching over paged KV: decides which tokens the next step computes, and applies its outcome.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "step_plan.h"
+
+namespace deepinfer {
+
+struct SchedulerOptions {
+  int32_t page_size = 128;             // tokens per page
+  int32_t num_pages = 0;               // null page included
+  int32_t num_slots = 0;               // null slot included
+  int32_t max_num_seqs = 0;            // requests running at once
+  int32_t max_num_batched_tokens = 0;  // rows per step
+  int32_t max_model_len = 0;           // tokens per request, prompt included
+  int32_t max_chunk_tokens = 0;        // prefill rows per request and step
+  int32_t token_history = 0;           // tokens before each chunk that the plan carries
+};
+
+struct SubmitOptions {
+  int64_t max_tokens = 0;
+  int64_t min_tokens = 0;
+  std::vector<int32_t> stop_token_ids;
+};
+
+// Deterministic: the same calls give the same plans. Not thread-safe; the bindings lock around it.
+//
+// One step is release_deferred(), schedule(), commit(), take_finished(). Only one plan may be outstanding. Bad calls
+// throw and change nothing: std::invalid_argument for bad values, std::logic_error for calls out of order.
+//
+// Progress. Every plan contains rows whenever a request runs, and always samples a token or advances the
+// running request M with the most computed tokens (the oldest of equals):
+//  - no more requests run than max_num_batched_tokens, so each decode row fits the budget;
+//  - victims are the requests with the fewest computed tokens, so M is one only when it runs alone; then
+//    every page that is not deferred is its own or free, and the length limit keeps it within the cache;
+//  - prefills are served by most computed tokens first. If M is one, a step passes over it only after
+//    selecting a decode row, which samples; with no such row it may preempt for the page that it lacks.
+// Sampled tokens survive preemption and are at most the sum of max_tokens; between two of them the computed
+// tokens of M only grow, up to max_model_len. So no trace of preemptions can go on for ever.
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerOptions& options);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  Handle submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& limits);
+  // Both end a live request at once, in any state, and return false if it has ended already. If it is part of
+  // the outstanding plan, commit() drops its result.
+  bool cancel(Handle handle);
+  bool finish(Handle handle, SequenceState terminal);
+
+  std::shared_ptr<const StepPlan> schedule();
+  // tokens: one per sampling sequence of the plan, in order; -1 ends that request with finished_error.
+  CommitReport commit(const StepPlan& plan, std::span<const int32_t> tokens);
+  // The only source of terminal events: each handle appears exactly once, in order of finishing.
+  std::vector<std::pair<Handle, SequenceState>> take_finished();
+  // Returns the pages and slots of finished requests and forgets those whose terminal event was taken.
+  void release_deferred();
+
+  const SchedulerOptions& options() const noexcept { return options_; }
+  const Sequence& sequence(Handle handle) const;  // throws std::invalid_argument for an unknown handle
+  const BlockManager& pages() const noexcept { return pages_; }
+  const BlockManager& slots() const noexcept { return slots_; }
+  int64_t num_waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_running() const noexcept { return static_cast<int64_t>(running_.size()); }
+  int64_t num_preemptions() const noexcept { return num_preemptions_; }
+  bool has_unfinished() const noexcept { return !waiting_.empty() || !running_.empty(); }
+
+  std::string explain(Handle handle) const;
+  void audit() const;  // throws std::runtime_error naming the first broken invariant
+
+ private:
+  friend struct TestAccess;
+  struct Selection {
+    Sequence* sequence;
+    int64_t num_tokens;
+    int32_t new_pages;
+  };
+  struct Step {
+    int64_t budget;
+    std::vector<Selection> selected;
+    std::vector<std::pair<Handle, SkipReason>> skipped;
+    std::vector<Handle> preempted;
+  };
+
+  void select_decodes(Step& step);
+  void select_prefills(Step& step);
+  void admit_waiting(Step& step);
+  std::shared_ptr<StepPlan> build_plan(const Step& step);
+  void append_to_plan(StepPlan& plan, const Selection& selection) const;
+
+  void select(Sequence& sequence, int64_t num_tokens, Step& step);
+  bool make_room(Sequence& sequence, Step& step);
+  void preempt(Sequence& victim, Step& step);
+  Sequence& least_work_lost() const;
+
+  int64_t pages_for(int64_t num_tokens) const noexcept {
+    return (num_tokens + options_.page_size - 1) / options_.page_size;
+  }
+  int64_t computable_tokens(const Sequence& sequence) const noexcept;
+  int64_t expected_growth(const Sequence& sequence) const noexcept;
+  int64_t expected_growth() const noexcept;
+  std::optional<SkipReason> admission_obstacle(const Sequence& sequence, int64_t growth) const noexcept;
+  std::string explain_admission(const Sequence& head) const;
+  std::string explain_running(const Sequence& sequence) const;
+
+  Sequence* find(Handle handle) const noexcept;
+  void retire(Sequence& sequence, SequenceState terminal);
+  void check_commit(const StepPlan& plan, std::span<const int32_t> tokens) const;
+
+  void audit_queues() const;
+  void audit_resources() const;
+  void audit_progress(const Sequence& sequence) const;
+
+  SchedulerOptions options_;
+  int64_t length_limit_;   // min(max_model_len, tokens that the cache holds)
+  int64_t running_limit_;  // min(max_num_seqs, usable slots, max_num_batched_tokens)
+  BlockManager pages_;     // declared before the sequences, whose leases point here
+  BlockManager slots_;
+  std::unordered_map<Handle, std::unique_ptr<Sequence>> sequences_;
+  std::unordered_map<std::string, Handle> live_ids_;
+  // Admission never overtakes, so whoever was preempted is older than whoever never ran, and ordering by
+  // arrival alone puts the preempted at the head.
+  std::map<Handle, Sequence*> waiting_;
+  std::vector<Sequence*> running_;     // by arrival
+  std::vector<Sequence*> retired_;     // finished, not forgotten
+  std::vector<Sequence*> unreported_;  // finished, terminal event not taken
+  std::shared_ptr<const StepPlan> outstanding_;
+  std::vector<Sequence*> in_flight_;  // sequences of the outstanding plan, in its order
+  std::vector<std::pair<Handle, SkipReason>> last_skipped_;
+  Handle next_handle_ = 1;
+  int64_t next_step_id_ = 0;
+  int64_t num_preemptions_ = 0;
+};
+
+}  // namespace deepinfer

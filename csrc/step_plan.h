@@ -1,0 +1,54 @@
+// What one step computes, and what came of it. Plain values that own their memory.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sequence.h"
+
+namespace deepinfer {
+
+enum class SkipReason : uint8_t {
+  token_budget,      // the rows before it used up max_num_batched_tokens
+  no_free_page,      // no page is free for its next token, or not enough to admit it
+  running_limit,     // as many requests run as may
+  no_free_slot,      // every state slot is leased
+  after_preemption,  // a step that had to preempt admits nobody
+};
+std::string_view label(SkipReason reason) noexcept;
+
+// S sequences contribute N rows (tokens). Sequence s owns rows query_offsets[s] .. query_offsets[s+1] - 1, which
+// are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first.
+struct StepPlan {
+  int64_t step_id = 0;
+  int32_t token_history = 0;                 // width of history
+  std::vector<Handle> handles;               // [S]
+  std::vector<int32_t> slots;                // [S]
+  std::vector<int32_t> starts;               // [S]
+  std::vector<int32_t> num_tokens;           // [S]
+  std::vector<uint8_t> is_decode;            // [S]
+  std::vector<uint8_t> samples;              // [S] its last row yields a token
+  std::vector<int32_t> new_pages;            // [S] pages added at the end of its table by this step
+  std::vector<int32_t> block_table_offsets;  // [S+1]
+  std::vector<int32_t> block_table;          // pages covering positions 0 .. starts + num_tokens - 1
+  std::vector<int32_t> token_ids;            // [N]
+  std::vector<int32_t> positions;            // [N]
+  std::vector<int32_t> query_offsets;        // [S+1]
+  std::vector<int32_t> history;              // [S, token_history] tokens before the chunk, -1 before position 0
+  int32_t num_samples = 0;
+  std::vector<std::pair<Handle, SkipReason>> skipped;
+  std::vector<Handle> preempted;
+
+  bool empty() const noexcept { return handles.empty(); }
+};
+
+// One entry per output token that the step appended, in plan order.
+struct CommitReport {
+  std::vector<Handle> handles;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> output_index;  // 0 for the first output token of its request
+};
+
+}  // namespace deepinfer

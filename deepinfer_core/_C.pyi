@@ -1,0 +1,331 @@
+"""
+Native core of DeepInfer: scheduler and sampler. Free of torch.
+"""
+from __future__ import annotations
+import collections.abc
+import numpy
+import numpy.typing
+import typing
+__all__: list[str] = ['BlockManager', 'CommitReport', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise']
+class Lease:
+    """
+    One reference to one block; given back by release() or destruction.
+    """
+    def release(self) -> None:
+        """
+        Give the reference back now; a second call does nothing.
+        """
+    @property
+    def id(self) -> int:
+        """
+        The leased block, or 0 once released.
+        """
+class BlockManager:
+    """
+    Reference-counted blocks 1 .. num_blocks - 1 (0 is the null block); the longest free is reused first.
+    """
+    def __init__(self, num_blocks: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def allocate(self) -> Lease:
+        """
+        Lease a free block. RuntimeError when none is free.
+        """
+    def audit(self) -> None:
+        """
+        RuntimeError naming the first broken invariant.
+        """
+    def pin(self, block_id: typing.SupportsInt | typing.SupportsIndex) -> Lease:
+        """
+        One more reference to an owned block. ValueError when it is free or no block.
+        """
+    def ref_count(self, block_id: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        References to a block.
+        """
+    @property
+    def num_blocks(self) -> int:
+        """
+        Blocks, the null block included.
+        """
+    @property
+    def num_free(self) -> int:
+        """
+        Blocks free now.
+        """
+class StepPlan:
+    """
+    What one step computes: S sequences with N rows (tokens) in all, decode rows first. Immutable; the arrays
+    are read-only views that keep the plan alive. False when there is nothing to do.
+    """
+    def __bool__(self) -> bool:
+        ...
+    @property
+    def block_table(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        int32 page ids covering positions 0 .. starts + num_tokens - 1 of each sequence.
+        """
+    @property
+    def block_table_offsets(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S + 1] int32 bounds of each sequence's part of block_table.
+        """
+    @property
+    def handles(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        [S] int64, one per sequence.
+        """
+    @property
+    def history(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S, token_history] int32 tokens just before each chunk, -1 before position 0.
+        """
+    @property
+    def is_decode(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        [S] bool, true for decode rows.
+        """
+    @property
+    def new_pages(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 pages that this step added at the end of the sequence's table.
+        """
+    @property
+    def num_rows(self) -> int:
+        """
+        N.
+        """
+    @property
+    def num_samples(self) -> int:
+        """
+        Sequences that yield a token.
+        """
+    @property
+    def num_seqs(self) -> int:
+        """
+        S.
+        """
+    @property
+    def num_tokens(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 rows, at least 1.
+        """
+    @property
+    def positions(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [N] int32 position of each row.
+        """
+    @property
+    def preempted(self) -> list[int]:
+        """
+        Handles that lost their pages and slot to this step, in order.
+        """
+    @property
+    def query_offsets(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S + 1] int32 bounds of each sequence's rows.
+        """
+    @property
+    def samples(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        [S] bool, whether the last row of the sequence yields a token.
+        """
+    @property
+    def skipped(self) -> list[tuple[int, str]]:
+        """
+        (handle, reason) of each running request without rows, and of the first waiting request that was not
+        admitted (everyone behind it waits for it). Reasons: token_budget, no_free_page, running_limit,
+        no_free_slot, after_preemption.
+        """
+    @property
+    def slots(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 state slots, each at least 1.
+        """
+    @property
+    def starts(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 position of the first row; 0 means that the slot's content is stale.
+        """
+    @property
+    def step_id(self) -> int:
+        """
+        Number of the step.
+        """
+    @property
+    def token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [N] int32 token of each row.
+        """
+class CommitReport:
+    """
+    The E output tokens that a step appended, in plan order.
+    """
+    def __len__(self) -> int:
+        ...
+    @property
+    def handles(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        [E] int64.
+        """
+    @property
+    def output_index(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [E] int32, 0 for the first output token of its request.
+        """
+    @property
+    def tokens(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [E] int32.
+        """
+class Scheduler:
+    """
+    Continuous batching over paged KV. One step: release_deferred(), schedule(), run the plan, commit(),
+    take_finished(). Handles are the order of arrival. Threads may call it concurrently; no call holds the GIL.
+    """
+    def __init__(self, *, page_size: typing.SupportsInt | typing.SupportsIndex = 128, num_pages: typing.SupportsInt | typing.SupportsIndex, num_slots: typing.SupportsInt | typing.SupportsIndex, max_num_seqs: typing.SupportsInt | typing.SupportsIndex, max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex, max_model_len: typing.SupportsInt | typing.SupportsIndex, max_chunk_tokens: typing.SupportsInt | typing.SupportsIndex, token_history: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+        """
+        page_size: tokens per page. num_pages, num_slots: with the null one, so at least 2. max_num_seqs:
+        requests running at once (also bounded by usable slots and max_num_batched_tokens).
+        max_num_batched_tokens: rows per step. max_model_len: tokens per request. max_chunk_tokens: prefill
+        rows per request and step. token_history: width of StepPlan.history. ValueError names a bad one.
+        """
+    def audit(self) -> None:
+        """
+        RuntimeError naming the first broken invariant; for tests and debugging, linear in everything held.
+        """
+    def cancel(self, handle: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        End a request with 'abort', in any state; the result of a step under way is dropped. False if it had
+        ended already. ValueError for a handle that was never issued.
+        """
+    def commit(self, plan: StepPlan, tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> CommitReport:
+        """
+        Apply the outcome of a plan. tokens: [num_samples] int32, in the order of the sampling sequences; -1
+        ends that request with 'error'. After a failed forward, finish(handle, 'error') its requests and commit
+        -1s. RuntimeError for a plan that is not the outstanding one, ValueError for wrong tokens; then nothing
+        has changed.
+        """
+    def explain(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        Why a request does not run, or how far it is, in a sentence with numbers.
+        """
+    def finish(self, handle: typing.SupportsInt | typing.SupportsIndex, reason: str) -> bool:
+        """
+        End a request for a reason found outside: 'stop' (a stop string) or 'error'. Otherwise like cancel().
+        RuntimeError for 'stop' on a request that never ran.
+        """
+    def has_unfinished(self) -> bool:
+        """
+        Whether any request is still alive.
+        """
+    def num_computed(self, handle: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Tokens whose KV is in the cache.
+        """
+    def num_tokens(self, handle: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Tokens, prompt and output.
+        """
+    def output_tokens(self, handle: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        A copy of the output tokens: [num_output] int32.
+        """
+    def release_deferred(self) -> None:
+        """
+        Free pages and slots of ended requests, and forget those that take_finished() has returned: their
+        handles are unknown from here on. Call before schedule().
+        """
+    def request_id(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        The id given to submit().
+        """
+    def schedule(self) -> StepPlan:
+        """
+        Plan the next step. A plan with rows must be committed before the next call (RuntimeError otherwise).
+        """
+    def state(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
+        """
+        A value of deepinfer_core.sequence.SequenceState.
+        """
+    def submit(self, request_id: str, tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
+        """
+        Queue a request and return its handle; handles ascend. tokens: [prompt length] int32. The request ends
+        with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the first min_tokens
+        outputs, or with 'length' at max_tokens outputs, max_model_len tokens or the size of the cache.
+        ValueError, with nothing retained: id still live, empty prompt, prompt too long for max_model_len or the
+        cache, negative token id, max_tokens < 1, min_tokens < 0.
+        """
+    def take_finished(self) -> list[tuple[int, str]]:
+        """
+        (handle, 'stop' | 'length' | 'abort' | 'error') of the requests that ended since the last call, in
+        order. The only source of terminal events: each handle appears exactly once.
+        """
+    def tokens(self, handle: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        A copy of all tokens, prompt and output: [num_tokens] int32.
+        """
+    @property
+    def num_free_pages(self) -> int:
+        """
+        Pages free now.
+        """
+    @property
+    def num_free_slots(self) -> int:
+        """
+        Slots free now.
+        """
+    @property
+    def num_pages(self) -> int:
+        """
+        Pages, the null page included.
+        """
+    @property
+    def num_preemptions(self) -> int:
+        """
+        Preemptions so far.
+        """
+    @property
+    def num_running(self) -> int:
+        """
+        Requests holding pages and a slot.
+        """
+    @property
+    def num_slots(self) -> int:
+        """
+        Slots, the null slot included.
+        """
+    @property
+    def num_waiting(self) -> int:
+        """
+        Requests waiting, preempted included.
+        """
+class Sampler:
+    """
+    Draws one token per row of logits; see csrc/sampler.h for the exact rules.
+    """
+    def __init__(self, *, num_threads: typing.SupportsInt | typing.SupportsIndex = 1) -> None:
+        ...
+    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], banned_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], banned_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> tuple:
+        """
+        Sample one token per row, without the GIL.
+        
+        logits: float32 [R, V], C-contiguous. The other arguments have one entry per row: temperature, top_p, min_p
+        float64, top_k and num_logprobs int32 (-1: no logprobs, 0: the chosen token's, N: also the N most likely),
+        seed uint64, position int64. Row i must not draw banned_ids[banned_offsets[i]:banned_offsets[i + 1]].
+        
+        Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
+        top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or all banned or -inf.
+        Raises ValueError for an argument out of range.
+        """
+def philox4x32(counter: typing.Annotated[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(4)"], key: typing.Annotated[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(2)"]) -> typing.Annotated[list[int], "FixedSize(4)"]:
+    """
+    Philox4x32-10: four uint32 from a counter of four and a key of two.
+    """
+def sequence_transitions() -> list[tuple[str, str]]:
+    """
+    The edges (from, to) that the state of a request may take.
+    """
+def uniform_noise(seed: typing.SupportsInt | typing.SupportsIndex, position: typing.SupportsInt | typing.SupportsIndex, token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]) -> numpy.typing.NDArray[numpy.float64]:
+    """
+    The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position.
+    """

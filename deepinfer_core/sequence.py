@@ -1,0 +1,33 @@
+"""Names of the states that the native scheduler reports; the transition table is in `csrc/sequence.cpp`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+__all__ = ["FinishReason", "SequenceState"]
+
+
+class SequenceState(StrEnum):
+    """State of a request, as `Scheduler.state(handle)` returns it."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+    FINISHED_STOP = "finished_stop"
+    FINISHED_LENGTH = "finished_length"
+    FINISHED_ABORTED = "finished_aborted"
+    FINISHED_ERROR = "finished_error"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the state is terminal."""
+        return self.name.startswith("FINISHED_")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the request holds pages and a slot."""
+        return self in (SequenceState.PREFILLING, SequenceState.DECODING)
