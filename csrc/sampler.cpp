@@ -1,0 +1,366 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "sampler_math.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr double kLargestGumbel = 36.75;        // -log(-log(1 - 2^-53)), rounded up
+constexpr double kSlack = 1.0 + 0x1p-32;        // covers every rounding of a bound
+constexpr std::size_t kSmall = 1024;            // this many candidates are sorted rather than counted
+constexpr std::size_t kBuckets = 2048;
+constexpr std::size_t kParallelElements = 1u << 17;  // below this a thread costs more than it saves
+
+struct Candidate {
+  float value;
+  std::uint32_t index;
+};
+
+constexpr bool precedes(const Candidate& a, const Candidate& b) {
+  return a.value != b.value ? a.value > b.value : a.index < b.index;
+}
+
+void check(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+void check_row(const SamplingRow& row, std::size_t vocab_size) {
+  const auto text = [](auto value) { return std::to_string(value); };
+  check(std::isfinite(row.temperature) && row.temperature >= 0.0,
+        "temperature must be finite and >= 0, got " + text(row.temperature));
+  check(row.top_p > 0.0 && row.top_p <= 1.0, "top_p must be in (0, 1], got " + text(row.top_p));
+  check(row.min_p >= 0.0 && row.min_p <= 1.0, "min_p must be in [0, 1], got " + text(row.min_p));
+  check(row.position >= 0, "position must be >= 0, got " + text(row.position));
+  check(row.num_logprobs >= -1 && row.num_logprobs <= static_cast<std::int64_t>(vocab_size),
+        "num_logprobs must be in [-1, " + text(vocab_size) + "], got " + text(row.num_logprobs));
+  for (const std::int32_t id : row.banned) {
+    check(id >= 0 && static_cast<std::size_t>(id) < vocab_size,
+          "banned token ids must be in [0, " + text(vocab_size) + "), got " + text(id));
+  }
+}
+
+// Finds where a prefix of the candidates, in order, ends.
+class Selector {
+ public:
+  // The last candidate whose predecessors' weights sum to less than target; weights nullptr: 1 each.
+  // Needs n > 0, finite values, target > 0. Histograms narrow the search to a few candidates that are sorted.
+  Candidate last_kept(const float* values, const double* weights, std::size_t n, double target) {
+    double before = 0.0;
+    members_.resize(n);
+    for (std::size_t i = 0; i < n; ++i) members_[i] = {values[i], static_cast<std::uint32_t>(i)};
+    for (int round = 0; round < 4 && members_.size() > kSmall; ++round) narrow(weights, target, before);
+    std::sort(members_.begin(), members_.end(), precedes);
+    Candidate last = members_.front();
+    for (const Candidate& member : members_) {
+      if (!(before < target)) break;
+      last = member;
+      before += weights ? weights[member.index] : 1.0;
+    }
+    return last;
+  }
+
+ private:
+  // Keeps the members of the one histogram bucket in which the running sum reaches the target.
+  void narrow(const double* weights, double target, double& before) {
+    const auto [low, high] = std::minmax_element(
+        members_.begin(), members_.end(), [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
+    const double top = high->value;
+    if (low->value == high->value) return;
+    const double scale = (kBuckets - 1) / (top - static_cast<double>(low->value));
+    const auto bucket = [&](float value) { return static_cast<std::size_t>((top - value) * scale); };
+    sums_.assign(kBuckets, 0.0);
+    for (const Candidate& member : members_) {
+      sums_[bucket(member.value)] += weights ? weights[member.index] : 1.0;
+    }
+    std::size_t chosen = 0;
+    for (std::size_t b = 0; b < kBuckets; ++b) {
+      if (sums_[b] == 0.0) continue;
+      chosen = b;
+      if (before + sums_[b] >= target) break;
+      before += sums_[b];
+    }
+    if (before + sums_[chosen] < target) return;  // rounding left the target out of reach: all stay
+    std::erase_if(members_, [&](const Candidate& member) { return bucket(member.value) != chosen; });
+  }
+
+  std::vector<Candidate> members_;
+  std::vector<double> sums_;
+};
+
+}  // namespace
+
+// Samples one row at a time; keeps its scratch memory between rows.
+class Sampler::Row {
+ public:
+  SampledRow sample(const float* logits, std::size_t vocab_size, const SamplingRow& row, std::int32_t* top_ids,
+                    float* top_logprobs) {
+    SampledRow result{-1, kNaN, 0};
+    const bool valid = scan(logits, vocab_size);
+    const bool wants_logprobs = row.num_logprobs >= 0;
+    if (valid && wants_logprobs) log_sum_ = log_sum();
+    if (valid && row.num_logprobs > 0) most_likely(row.num_logprobs, top_ids, top_logprobs);
+    if (valid) result.token = choose(row);
+    if (result.token < 0) {
+      std::fill_n(top_ids, std::max(row.num_logprobs, 0), -1);
+      std::fill_n(top_logprobs, std::max(row.num_logprobs, 0), kNaN);
+    } else if (wants_logprobs) {
+      result.logprob = logprob(logits[result.token]);
+      result.rank = rank(logits, result.token);
+    }
+    return result;
+  }
+
+ private:
+  // Takes a row in: its block maxima and its maximum. False when it has nothing that can be chosen.
+  bool scan(const float* logits, std::size_t n) {
+    logits_ = logits;
+    n_ = n;
+    maxima_.resize(num_blocks(n));
+    if (!block_maxima(logits, n, maxima_.data())) return false;
+    max_ = *std::max_element(maxima_.begin(), maxima_.end());
+    return max_ > -kInfinity;
+  }
+
+  std::size_t block_size(std::size_t block) const { return std::min(kBlock, n_ - block * kBlock); }
+
+  std::int32_t choose(const SamplingRow& row) {
+    if (!row.banned.empty()) {
+      masked_.assign(logits_, logits_ + n_);
+      for (const std::int32_t id : row.banned) masked_[id] = -kInfinity;
+      if (!scan(masked_.data(), n_)) return -1;
+    }
+    const std::uint32_t first = argmax();
+    if (row.temperature == 0.0) return static_cast<std::int32_t>(first);
+    // Beyond this bound every logit but the largest has weight 0 anyway, and the inverse stays finite.
+    weighting_ = {max_, 1.0 / std::max(row.temperature, 1e-300)};
+    const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kSample);
+    start_draw(noise, first);
+    const bool top_k = row.top_k > 0 && static_cast<std::size_t>(row.top_k) < n_;
+    if (!top_k && row.top_p == 1.0 && row.min_p == 0.0) {
+      draw_from_all(noise);
+    } else {
+      filter(row, top_k);
+      draw_from_kept(noise);
+    }
+    return static_cast<std::int32_t>(best_token_);
+  }
+
+  std::uint32_t argmax() const {
+    const std::size_t block = std::find(maxima_.begin(), maxima_.end(), max_) - maxima_.begin();
+    const float* begin = logits_ + block * kBlock;
+    return static_cast<std::uint32_t>(std::find(begin, begin + block_size(block), max_) - logits_);
+  }
+
+  // --- filters: fill values_ and ids_ with the kept candidates, ids ascending ---
+
+  void filter(const SamplingRow& row, bool top_k) {
+    double total = 0.0;
+    if (top_k) {
+      keep_top_k(row.top_k);
+      if (row.top_p < 1.0) total = sum_weights(values_.data(), values_.size(), weighting_);
+    } else {
+      if (row.top_p < 1.0) total = sum_weights(logits_, n_, weighting_);
+      gather(lowest_possible(row, total));
+    }
+    weights_.resize(values_.size());
+    exp_weights(values_.data(), values_.size(), weighting_, weights_.data());
+    if (row.top_p < 1.0) {
+      cut(selector_.last_kept(values_.data(), weights_.data(), values_.size(), row.top_p * total));
+    }
+    if (row.min_p > 0.0) keep_min_p(row.min_p);
+  }
+
+  // A logit that no token kept by top-p or min-p is below. For top-p: were a token with weight
+  // <= (1 - top_p) * total / n kept, those at or after it would weigh too little for it to be needed.
+  float lowest_possible(const SamplingRow& row, double total) const {
+    const double tail = (1.0 - row.top_p) * total / static_cast<double>(n_);
+    const double weight = std::max(tail, row.min_p);
+    if (weight <= 0.0) return std::numeric_limits<float>::lowest();
+    const double logit = max_ + (std::log(weight) - 1e-3) / weighting_.inverse_temperature;
+    return std::max(std::nextafter(static_cast<float>(std::max(logit, -3e38)), -kInfinity),
+                    std::numeric_limits<float>::lowest());
+  }
+
+  // Candidates with logit >= threshold (which is finite, so -inf never gets in).
+  void gather(float threshold) {
+    values_.resize(n_);
+    ids_.resize(n_);
+    std::size_t count = 0;
+    for (std::size_t block = 0; block < maxima_.size(); ++block) {
+      if (maxima_[block] < threshold) continue;
+      const std::size_t end = block * kBlock + block_size(block);
+      for (std::size_t i = block * kBlock; i < end; ++i) {
+        values_[count] = logits_[i];
+        ids_[count] = static_cast<std::uint32_t>(i);
+        count += logits_[i] >= threshold ? 1 : 0;
+      }
+    }
+    values_.resize(count);
+    ids_.resize(count);
+  }
+
+  void keep_top_k(std::size_t k) {
+    float threshold = std::numeric_limits<float>::lowest();
+    if (k < maxima_.size()) {  // the k-th largest block maximum: at least k logits reach it
+      sorted_maxima_ = maxima_;
+      std::nth_element(sorted_maxima_.begin(), sorted_maxima_.begin() + (k - 1), sorted_maxima_.end(),
+                       std::greater<>());
+      threshold = std::max(threshold, sorted_maxima_[k - 1]);
+    }
+    gather(threshold);
+    if (values_.size() > k) {
+      cut(selector_.last_kept(values_.data(), nullptr, values_.size(), static_cast<double>(k)));
+    }
+  }
+
+  void keep_min_p(double min_p) {
+    compact([&](std::size_t i) { return weights_[i] >= min_p; });
+  }
+
+  // Keeps the candidates up to and including last.
+  void cut(Candidate last) {
+    compact([&](std::size_t i) { return !precedes(last, {values_[i], static_cast<std::uint32_t>(i)}); });
+  }
+
+  template <typename Keep>
+  void compact(Keep keep) {
+    const bool weighted = weights_.size() == values_.size();
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const bool kept = keep(i);
+      values_[count] = values_[i];
+      ids_[count] = ids_[i];
+      if (weighted) weights_[count] = weights_[i];
+      count += kept ? 1 : 0;
+    }
+    values_.resize(count);
+    ids_.resize(count);
+    if (weighted) weights_.resize(count);
+  }
+
+  // --- the draw: argmax of scaled logit + Gumbel noise ---
+
+  void start_draw(const TokenNoise& noise, std::uint32_t token) {
+    best_token_ = token;
+    best_score_ = gumbel(noise.uniform(token));
+  }
+
+  static double gumbel(double uniform) { return -std::log(-std::log(uniform)); }
+
+  void draw_from_all(const TokenNoise& noise) {
+    std::uint32_t ids[kBlock];
+    for (std::size_t block = 0; block < maxima_.size(); ++block) {
+      if (weighting_.scaled(maxima_[block]) + kLargestGumbel < best_score_) continue;
+      std::iota(ids, ids + kBlock, static_cast<std::uint32_t>(block * kBlock));
+      draw_from(noise, logits_ + block * kBlock, ids, block_size(block));
+    }
+  }
+
+  void draw_from_kept(const TokenNoise& noise) {
+    for (std::size_t begin = 0; begin < values_.size(); begin += kBlock) {
+      draw_from(noise, values_.data() + begin, ids_.data() + begin, std::min(kBlock, values_.size() - begin));
+    }
+  }
+
+  // x + gumbel(u) >= best means -log(u) <= exp(x) * exp(-best), and 1 - u <= -log(u): so most candidates
+  // are ruled out by one comparison, and the logarithms are taken for a handful.
+  void draw_from(const TokenNoise& noise, const float* logits, const std::uint32_t* ids, std::size_t n) {
+    double weights[kBlock];
+    double complements[kBlock];
+    exp_weights(logits, n, weighting_, weights);
+    noise_complements(noise, ids, n, complements);
+    double bound = std::exp(-best_score_) * kSlack;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (complements[i] > weights[i] * bound) continue;
+      const double score = weighting_.scaled(logits[i]) + gumbel(1.0 - complements[i]);
+      if (score > best_score_ || (score == best_score_ && ids[i] < best_token_)) {
+        best_score_ = score;
+        best_token_ = ids[i];
+        bound = std::exp(-best_score_) * kSlack;
+      }
+    }
+  }
+
+  // --- logprobs, of the logits as given ---
+
+  double log_sum() const { return std::log(sum_weights(logits_, n_, {max_, 1.0})) + max_; }
+
+  float logprob(float logit) const { return static_cast<float>(static_cast<double>(logit) - log_sum_); }
+
+  std::int32_t rank(const float* logits, std::int32_t token) const {
+    const float value = logits[token];
+    std::int32_t before = 0;
+    for (std::size_t i = 0; i < n_; ++i) before += logits[i] > value ? 1 : 0;
+    for (std::int32_t i = 0; i < token; ++i) before += logits[i] == value ? 1 : 0;
+    return before + 1;
+  }
+
+  void most_likely(std::size_t count, std::int32_t* top_ids, float* top_logprobs) {
+    weights_.clear();
+    keep_top_k(count);
+    order_.resize(values_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = {values_[i], ids_[i]};
+    std::sort(order_.begin(), order_.end(), precedes);
+    // Fewer finite logits than asked for: the lowest ids of those at -inf complete the list.
+    for (std::uint32_t id = 0; order_.size() < count; ++id) {
+      if (logits_[id] == -kInfinity) order_.push_back({-kInfinity, id});
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      top_ids[i] = static_cast<std::int32_t>(order_[i].index);
+      top_logprobs[i] = logprob(order_[i].value);
+    }
+  }
+
+  const float* logits_ = nullptr;
+  std::size_t n_ = 0;
+  float max_ = 0.0f;
+  double log_sum_ = 0.0;
+  Weighting weighting_{0.0, 1.0};
+  double best_score_ = 0.0;
+  std::uint32_t best_token_ = 0;
+  std::vector<float> maxima_, sorted_maxima_, masked_, values_;
+  std::vector<std::uint32_t> ids_;
+  std::vector<double> weights_;
+  std::vector<Candidate> order_;
+  Selector selector_;
+};
+
+Sampler::Sampler(int num_threads) {
+  check(num_threads >= 1, "num_threads must be >= 1, got " + std::to_string(num_threads));
+  for (int i = 0; i < num_threads; ++i) workers_.push_back(std::make_unique<Row>());
+}
+
+Sampler::~Sampler() = default;
+
+void Sampler::sample(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
+                     std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
+                     std::span<float* const> top_logprobs) {
+  check(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(),
+        "vocab_size must be in [1, 2^31), got " + std::to_string(vocab_size));
+  for (const SamplingRow& row : rows) check_row(row, vocab_size);
+  const std::lock_guard lock(mutex_);
+  std::atomic<std::size_t> next{0};
+  const auto work = [&](Row& worker) {
+    for (std::size_t i = next++; i < rows.size(); i = next++) {
+      results[i] = worker.sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
+    }
+  };
+  const std::size_t useful = std::min(rows.size(), rows.size() * vocab_size / kParallelElements);
+  const std::size_t threads = std::clamp<std::size_t>(useful, 1, workers_.size());
+  std::vector<std::jthread> helpers;
+  for (std::size_t i = 1; i < threads; ++i) helpers.emplace_back([&, i] { work(*workers_[i]); });
+  work(*workers_[0]);
+}
+
+}  // namespace deepinfer

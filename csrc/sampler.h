@@ -1,0 +1,63 @@
+// Logits to tokens: greedy, temperature, top-k, top-p, min-p, logprobs. No torch, no sorting of the vocabulary.
+//
+// A row's result depends on that row alone, bit for bit: fixed summation orders, and noise that is a pure
+// function of (seed, absolute position, token id).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace deepinfer {
+
+// One row's request. "Order" below means: logit descending, then token id ascending.
+//
+// temperature 0: the first token in the order. Otherwise, over the tokens that are neither banned nor -inf:
+//   1. weight w = exp((logit - max) / temperature);
+//   2. top-k keeps the first k in the order (k <= 0: all);
+//   3. top-p keeps a token while the weights before it in the order sum to less than top_p of all that is left;
+//   4. min-p keeps w >= min_p (the largest w is 1);
+//   5. the token with the largest (logit - max) / temperature + Gumbel noise is drawn, ties to the lowest id.
+// The first token in the order always stays.
+struct SamplingRow {
+  double temperature = 1.0;
+  std::int32_t top_k = 0;
+  double top_p = 1.0;
+  double min_p = 0.0;
+  std::uint64_t seed = 0;
+  std::int64_t position = 0;              // absolute position of the token being drawn
+  std::span<const std::int32_t> banned;   // token ids that must not be drawn
+  std::int32_t num_logprobs = -1;         // -1: none; 0: the chosen token's; N: also the N most likely
+};
+
+// What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing but banned and -inf.
+// Logprobs are the log-softmax of the logits as given: before temperature, bans and filters.
+struct SampledRow {
+  std::int32_t token = -1;
+  float logprob;                          // NaN when not asked for
+  std::int32_t rank = 0;                  // 1 + number of tokens before it in the order; 0 when not asked for
+};
+
+class Sampler {
+ public:
+  // num_threads: how many rows are sampled at once; at least 1.
+  explicit Sampler(int num_threads);
+  ~Sampler();
+
+  // logits: [rows.size(), vocab_size], contiguous. results: [rows.size()].
+  // top_ids and top_logprobs: for each row the place of its num_logprobs entries (-1 and NaN for a failed row).
+  // Calls are serialised. Throws std::invalid_argument when an argument is out of range.
+  void sample(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
+              std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
+              std::span<float* const> top_logprobs);
+
+ private:
+  class Row;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Row>> workers_;
+};
+
+}  // namespace deepinfer

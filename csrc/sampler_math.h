@@ -1,0 +1,38 @@
+// Vectorised passes over a row of logits. Each is elementwise or has a fixed lane order, and no
+// operation is contracted, so the bits are the same on every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "philox.h"
+
+namespace deepinfer {
+
+// Logits are scanned in blocks; the maximum of each lets later passes skip most of the row.
+inline constexpr std::size_t kBlock = 128;
+
+inline std::size_t num_blocks(std::size_t n) { return (n + kBlock - 1) / kBlock; }
+
+// Writes the maximum of each block (-inf for an empty one). False when some logit is NaN or +inf.
+bool block_maxima(const float* logits, std::size_t n, float* maxima);
+
+// How a logit becomes an unnormalised probability: exp((logit - max) / temperature).
+struct Weighting {
+  double max;
+  double inverse_temperature;
+
+  double scaled(float logit) const { return (static_cast<double>(logit) - max) * inverse_temperature; }
+};
+
+// weights[i] = exp of the scaled logit, within 2 units in the last place. Anything below exp(-708), -inf
+// included, gets exp(-708): too small to matter in a sum that is at least 1, or to win a draw.
+void exp_weights(const float* logits, std::size_t n, const Weighting& weighting, double* weights);
+
+// Sum of the weights of all n logits, in 8 interleaved lanes.
+double sum_weights(const float* logits, std::size_t n, const Weighting& weighting);
+
+// complements[i] = 1 - noise.uniform(ids[i]), exact.
+void noise_complements(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* complements);
+
+}  // namespace deepinfer
