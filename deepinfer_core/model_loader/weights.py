@@ -1,0 +1,191 @@
+"""Checkpoint tensors into a model's parameters: checked from the headers first, then read in place.
+
+The model is built on the meta device, so nothing is allocated before :func:`load_weights` has seen that every
+tensor fits; each tensor is then read straight into its parameter's memory, so that the peak is about the
+parameters themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from deepinfer_core.errors import CheckpointError
+from deepinfer_core.model_loader.checkpoint import CheckpointIndex, TensorInfo, shorten
+from deepinfer_core.model_loader.reading import read_all
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+#: Storage names for parameters that hold codes as uint8.
+E4M3 = ("F8_E4M3",)
+E8M0 = ("F8_E8M0", "U8")
+E2M1_PAIRS = ("I8", "U8")
+
+_PLAIN_DTYPES = {
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
+    "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
+
+#: Why a checkpoint tensor is deliberately not loaded, or None when it should have been.
+Ignore = Callable[[str], "str | None"]
+
+
+@attrs.frozen
+class WeightSpec:
+    """One checkpoint tensor and the part of a parameter it fills."""
+
+    name: str
+    """Checkpoint name without ``model.`` prefix."""
+    parameter: str
+    """Parameter or buffer name in the module."""
+    index: tuple[int | slice, ...] = ()
+    """Leading indices of a contiguous part, such as ``(expert,)`` of a stack; empty for the whole."""
+    dtypes: tuple[str, ...] = ()
+    """Accepted safetensors dtype names; empty means the parameter's own dtype."""
+
+
+@attrs.frozen
+class _Fitted:
+    """A spec together with the tensor that fills it."""
+
+    spec: WeightSpec
+    tensor: TensorInfo
+
+
+def load_weights(
+    module: nn.Module,
+    index: CheckpointIndex,
+    specs: Iterable[WeightSpec],
+    *,
+    ignore: Ignore = lambda name: None,
+    device: str | torch.device = "cpu",
+    use_tqdm: bool = True,
+    watchdog_seconds: float = 1800.0,
+) -> None:
+    """Check everything, allocate ``module``'s meta tensors on ``device`` (host memory), and fill them.
+
+    Raises CheckpointError before anything is allocated, with every tensor that is missing, unexpected, of the
+    wrong shape or dtype, and every parameter part that no tensor fills; and later when reading fails or makes
+    no progress for ``watchdog_seconds``.
+    """
+    targets = _targets(module)
+    fitted = _check(index, targets, list(specs), ignore)
+    materialize(module, device)
+    targets = {name: tensor for name, tensor in _named(module) if name in targets}
+    reads = [(entry.tensor, _bytes_of(_part(targets, entry.spec))) for entry in fitted]
+    read_all(reads, use_tqdm=use_tqdm, watchdog_seconds=watchdog_seconds)
+
+
+def materialize(module: nn.Module, device: str | torch.device) -> None:
+    """Replace every meta parameter and buffer of ``module`` by uninitialised memory; shared ones stay shared."""
+    import torch
+
+    made: dict[int, Tensor] = {}
+
+    def real(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            data = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            made[id(tensor)] = torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
+        return made[id(tensor)]
+
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            for name, tensor in list(table.items()):
+                if tensor is not None and tensor.is_meta:
+                    table[name] = real(tensor)  # type: ignore[assignment]
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _targets(module: nn.Module) -> dict[str, Tensor]:
+    """What the checkpoint has to fill: everything still on the meta device."""
+    return {name: tensor for name, tensor in _named(module) if tensor.is_meta}
+
+
+def _part(targets: Mapping[str, Tensor], spec: WeightSpec) -> Tensor:
+    part = targets[spec.parameter][spec.index] if spec.index else targets[spec.parameter]
+    if not part.is_contiguous():
+        raise ValueError(f"{spec.parameter}{list(spec.index)} for {spec.name} is not contiguous memory")
+    return part
+
+
+def _check(
+    index: CheckpointIndex, targets: Mapping[str, Tensor], specs: list[WeightSpec], ignore: Ignore
+) -> list[_Fitted]:
+    """Pair every spec with its tensor, in file order, or raise one error with every problem."""
+    problems = _uncovered(targets, specs)
+    fitted = []
+    for spec in specs:
+        if spec.parameter not in targets:
+            continue
+        part, tensor = _part(targets, spec), index.get(spec.name)
+        accepted = spec.dtypes or (_PLAIN_DTYPES[str(part.dtype).removeprefix("torch.")],)
+        if tensor is None:
+            problems.append(f"missing: {spec.name} {list(part.shape)} {' or '.join(accepted)}")
+            continue
+        if tensor.shape != tuple(part.shape):
+            problems.append(f"wrong shape: {spec.name} is {list(tensor.shape)}, expected {list(part.shape)}")
+        if tensor.dtype not in accepted:
+            problems.append(f"wrong dtype: {spec.name} is {tensor.dtype}, expected {' or '.join(accepted)}")
+        fitted.append(_Fitted(spec, tensor))
+    problems += _unexpected(index, {spec.name for spec in specs}, ignore)
+    if problems:
+        summary = shorten(problems, limit=100, separator="\n  ")
+        raise CheckpointError(f"{index.path} does not fit the model ({len(problems)} problems):\n  {summary}")
+    return sorted(fitted, key=lambda entry: (str(entry.tensor.shard), entry.tensor.begin))
+
+
+def _uncovered(targets: Mapping[str, Tensor], specs: list[WeightSpec]) -> list[str]:
+    """Parameters that the weight map fills not at all, in part, or twice, and parts it invents."""
+    filled: Counter[str] = Counter()
+    problems = []
+    for spec in specs:
+        if spec.parameter in targets:
+            filled[spec.parameter] += _part(targets, spec).numel()
+        else:
+            problems.append(f"weight map error: {spec.name} is for {spec.parameter}, which the model lacks")
+    for part, count in Counter(f"{spec.parameter}{list(spec.index)}" for spec in specs).items():
+        if count > 1:
+            problems.append(f"weight map error: {part} is filled {count} times")
+    for name, tensor in targets.items():
+        if filled[name] != tensor.numel():
+            problems.append(f"weight map error: {filled[name]} of {tensor.numel()} values of {name} are filled")
+    return problems
+
+
+def _unexpected(index: CheckpointIndex, wanted: set[str], ignore: Ignore) -> list[str]:
+    """Tensors nobody wants and nobody ignores; logs how many are ignored and why."""
+    reasons: Counter[str] = Counter()
+    problems = []
+    for name, tensor in index.items():
+        if name in wanted:
+            continue
+        reason = ignore(name)
+        if reason is None:
+            problems.append(f"unexpected: {name} {list(tensor.shape)} {tensor.dtype}")
+        else:
+            reasons[reason] += 1
+    for reason, count in reasons.items():
+        logger.info("%d checkpoint tensors are not loaded: %s", count, reason)
+    return problems
+
+
+def _bytes_of(part: Tensor) -> memoryview[Any]:
+    """The memory of a contiguous host tensor, writable."""
+    import torch
+
+    if part.device.type != "cpu":
+        raise ValueError(f"weights are read into host memory, got a tensor on {part.device}")
+    return memoryview(part.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
