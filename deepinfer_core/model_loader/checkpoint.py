@@ -165,10 +165,9 @@ def _read_indexed(folder: Path) -> list[TensorInfo]:
 
 
 def _check_index(folder: Path, weight_map: Mapping[str, str], found: Mapping[str, TensorInfo]) -> None:
-    lacking = [f"{shard} lacks {name!r}" for name, shard in weight_map.items() if _holder(found, name) != shard]
-    unlisted = [
-        f"{found[name].shard.name} has {name!r}, which is not listed" for name in found if name not in weight_map
-    ]
+    holders = {name: tensor.shard.name for name, tensor in found.items()}
+    lacking = [f"{shard} lacks {name!r}" for name, shard in weight_map.items() if holders.get(name) != shard]
+    unlisted = [f"{name!r} in {shard} is not listed" for name, shard in holders.items() if name not in weight_map]
     problems = lacking + unlisted
     if problems:
         raise CheckpointError(f"{folder / _INDEX_FILE} and its files disagree: {shorten(problems)}")
