@@ -24,9 +24,9 @@ def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
     """
     dim = config.attention.head_dim
     window = (config.attention.window_size + rollback, CODECS[WINDOW_CODEC].record_bytes(dim))
-    slots = [StateBuffer(buffer_name(layer.index, "window"), window, "uint8") for layer in config.layer_plan.layers]
+    slots = [StateBuffer(buffer_name(layer.index, "window"), window, "uint8") for layer in config.plan.layers]
     pages = []
-    for layer in config.layer_plan.kv_owners:
+    for layer in config.plan.kv_owners:
         assert config.indexer is not None, "the layer plan admits KV sources only with index settings"
         entries = PAGE_TOKENS // layer.ratio
         for part, codec, width in (

@@ -88,7 +88,7 @@ class TextModel(nn.Module):
         self.config = config
         self._kernels, self._rollback = context.kernels, context.rollback
         self.embed = Linear(config.hidden_size, config.vocab_size)
-        self.layers = nn.ModuleList(Block(config, spec) for spec in config.layer_plan.layers)
+        self.layers = nn.ModuleList(Block(config, spec) for spec in config.plan.layers)
         self.norm = Norm(config.hidden_size)
         self.head = self.embed if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._hasher = _token_hasher(config, context)
