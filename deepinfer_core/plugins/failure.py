@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from deepinfer_core.errors import PluginError
-from deepinfer_core.plugins.discovery import PluginRecord
+from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord
 
 Phase = Literal["discover", "probe", "import", "configure", "bind", "run"]
 Source = Literal["argument", "environment", "default"]
@@ -29,4 +29,6 @@ def _remedy(record: PluginRecord, source: Source) -> str:
         return f"leave {record.name!r} out of plugins=[...], --plugins and --backend"
     if source == "environment":
         return f"remove {record.name!r} from DEEPINFER_PLUGINS"
+    if record.name == BUILTIN:
+        return "name a plugin that fills the same seam in plugins=[...]"
     return f"pip uninstall {record.distribution}"

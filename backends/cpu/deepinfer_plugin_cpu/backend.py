@@ -34,6 +34,7 @@ class CpuBackend:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         import torch
+
         from deepinfer_kernels import cpu
 
         torch.set_num_threads(num_threads)

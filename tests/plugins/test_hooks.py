@@ -1,0 +1,137 @@
+"""Hooks are bound once, in order, with plain calls; what is misspelt or undocumented fails."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+
+import attrs
+import pluggy
+import pytest
+from deepinfer_core.errors import PluginError
+from deepinfer_core.hookspecs import HOOK_NAMES, HookSpecs, hookimpl
+from deepinfer_core.plugins.hooks import Hooks, bind_hooks
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def parameters(name: str) -> list[str]:
+    return list(inspect.signature(getattr(HookSpecs, name)).parameters)[1:]
+
+
+def test_the_bound_hooks_are_the_specified_ones() -> None:
+    assert sorted(a.name for a in attrs.fields(Hooks)) == sorted(HOOK_NAMES)
+    assert bind_hooks([]) == Hooks()
+    assert bind_hooks([]).implemented() == ()
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_hook_is_documented(name: str) -> None:
+    doc = inspect.getdoc(getattr(HookSpecs, name)) or ""
+    assert re.search(r"^When: ", doc, re.M)
+    assert re.search(r"\bArguments: ", doc)
+    assert re.search(r"\bFor: ", doc)
+    for parameter in parameters(name):
+        assert f"``{parameter}``" in doc or "as ``save_kvcache``" in doc or "ids of the requests" in doc
+
+
+@pytest.mark.parametrize("name", HOOK_NAMES)
+def test_every_hook_passes_its_arguments_in_order(name: str) -> None:
+    seen: list[tuple[object, ...]] = []
+    names = parameters(name)
+    namespace: dict[str, object] = {"seen": seen}
+    exec(f"def {name}({', '.join(names)}): seen.append(({''.join(n + ', ' for n in names)}))", namespace)
+    module = types.ModuleType("observer")
+    setattr(module, name, hookimpl(namespace[name]))
+    hook = getattr(bind_hooks([("observer", module)]), name)
+    values = tuple(object() for _ in names)
+    hook(*values)
+    assert seen == [values]
+
+
+def collector(result: object) -> object:
+    class Collector:
+        @hookimpl
+        def build_extra_metrics_log(self) -> object:
+            return result
+
+        @hookimpl
+        def should_copy_state(self) -> object:
+            return result
+
+    return Collector()
+
+
+@given(st.lists(st.none() | st.booleans(), max_size=5))
+def test_results_are_those_of_pluggy_in_the_order_given(results: list[bool | None]) -> None:
+    plugins = [(str(i), collector(result)) for i, result in enumerate(results)]
+    hooks = bind_hooks(plugins)
+    reference = pluggy.PluginManager("deepinfer")
+    reference.add_hookspecs(HookSpecs)
+    for label, plugin in reversed(plugins):
+        reference.register(plugin, label)
+    if not results:
+        assert hooks == Hooks()
+        return
+    assert hooks.build_extra_metrics_log is not None
+    assert hooks.should_copy_state is not None
+    assert hooks.build_extra_metrics_log({}) == reference.hook.build_extra_metrics_log(metrics={})
+    assert hooks.should_copy_state("r") == reference.hook.should_copy_state(request_id="r")
+
+
+def test_a_wrapper_sees_the_results_of_the_others() -> None:
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def build_extra_metrics_log(self, metrics: object):  # type: ignore[no-untyped-def]
+            results = yield
+            return [*results, "wrapped"]
+
+    hooks = bind_hooks([("a", collector(1)), ("w", Wrapper())])
+    assert hooks.build_extra_metrics_log is not None
+    assert hooks.build_extra_metrics_log({}) == [1, "wrapped"]
+
+
+def test_an_exception_carries_the_plugins_name() -> None:
+    class Failing:
+        @hookimpl
+        def finalize_seq(self, request_id: str) -> None:
+            raise OSError("gone")
+
+    hooks = bind_hooks([("store.mirror", Failing())])
+    assert hooks.finalize_seq is not None
+    with pytest.raises(OSError, match="gone") as caught:
+        hooks.finalize_seq("r")
+    assert caught.value.__notes__ == ["in hook 'finalize_seq' of plugin 'store.mirror'"]
+
+
+def test_calls_of_bound_hooks_do_not_pass_through_pluggy(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = bind_hooks([("a", collector(1))])
+    calls: list[str] = []
+    call = pluggy.HookCaller.__call__
+
+    def counted(self: pluggy.HookCaller, **arguments: object) -> object:
+        calls.append(self.name)
+        return call(self, **arguments)
+
+    monkeypatch.setattr(pluggy.HookCaller, "__call__", counted)  # pytest's own hooks pass here as well
+    assert hooks.build_extra_metrics_log is not None
+    assert hooks.build_extra_metrics_log({}) == [1]
+    assert "build_extra_metrics_log" not in calls
+
+
+def test_a_hook_without_its_mark_or_with_unknown_arguments_is_refused() -> None:
+    class Unmarked:
+        @hookimpl
+        def finalize_seq(self, request_id: str) -> None: ...
+
+        def on_request_added(self, request: object) -> None: ...
+
+    class Arguments:
+        @hookimpl
+        def finalize_seq(self, sequence: object) -> None: ...
+
+    with pytest.raises(PluginError, match="'on_request_added' is named like a hook but not marked"):
+        bind_hooks([("a", Unmarked())])
+    with pytest.raises(PluginError, match="sequence"):
+        bind_hooks([("a", Arguments())])
