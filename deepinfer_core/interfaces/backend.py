@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,8 @@ class Backend(Protocol):
         """Name shown to users: ``cpu``, ``sm100``, ``ascend``."""
 
     @property
-    def kernel_family(self) -> str:
-        """Name of the kernel family (``deepinfer_kernels.ops.<family>``) that runs on this device."""
+    def kernels(self) -> Any:
+        """The namespace of ops that run on this device; handed to the model as it is."""
 
     @property
     def device(self) -> torch.device:

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 Tap = Callable[[str, "Tensor"], None]
 
 
+class LayerTable(Protocol):
+    """What can be printed of a layer plan."""
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """``(headers, rows)``, a row per layer."""
+
+
 class ArchitectureConfig(Protocol):
     """What the core needs to know of a model's own config."""
 
@@ -39,8 +46,9 @@ class ArchitectureConfig(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply."""
 
-    def plan_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """``(headers, rows)`` of the layer plan, for ``deepinfer inspect``."""
+    @property
+    def plan(self) -> LayerTable:
+        """The layer plan, for ``deepinfer inspect``."""
 
 
 @attrs.frozen
@@ -104,6 +112,9 @@ class Model(Protocol):
 
     def unused_tensor(self, name: str) -> str | None:
         """Why a checkpoint tensor that no spec names may be left out, or None if it may not."""
+
+    def tied_tensors(self) -> Mapping[str, str]:
+        """Checkpoint tensors that are left out because another is used in their place: ``{name: the other}``."""
 
     def cache_layout(self) -> CacheLayout:
         """Buffers the model needs, derived from its layer plan."""

@@ -2,7 +2,7 @@
 
 from deepinfer_core.model_loader.checkpoint import CheckpointIndex, TensorInfo
 from deepinfer_core.model_loader.hf_config import HFConfig, load_hf_config
-from deepinfer_core.model_loader.tied import head_is_tied
+from deepinfer_core.model_loader.tied import warn_if_different
 from deepinfer_core.model_loader.weights import E2M1_PAIRS, E4M3, E8M0, WeightSpec, load_weights, materialize
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "HFConfig",
     "TensorInfo",
     "WeightSpec",
-    "head_is_tied",
     "load_hf_config",
     "load_weights",
     "materialize",
+    "warn_if_different",
 ]

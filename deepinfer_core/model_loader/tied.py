@@ -1,4 +1,4 @@
-"""Whether an output head shares the embedding's weight.
+"""Tensors that share another's weight, such as an output head tied to the embedding.
 
 | ``tie_word_embeddings`` | head tensor | result |
 |---|---|---|
@@ -19,14 +19,13 @@ from deepinfer_core.model_loader.reading import CHUNK_BYTES
 logger = logging.getLogger(__name__)
 
 
-def head_is_tied(index: CheckpointIndex, tie_word_embeddings: bool, *, embedding: str, head: str) -> bool:
-    """Apply the table above to the tensors named ``embedding`` and ``head``; reads them only to compare."""
-    if tie_word_embeddings and head in index and embedding in index and not same_bytes(index[embedding], index[head]):
+def warn_if_different(index: CheckpointIndex, name: str, used_instead: str) -> None:
+    """Warn when the checkpoint holds a tied tensor that differs from the one used in its place."""
+    if name in index and used_instead in index and not same_bytes(index[name], index[used_instead]):
         logger.warning(
-            "tie_word_embeddings is true but %s differs from %s in %s; the embedding is used and %s is ignored",
-            head, embedding, index.path, head,
+            "%s is tied but differs from %s in %s; %s is used and %s is ignored",
+            name, used_instead, index.path, used_instead, name,
         )  # fmt: skip
-    return tie_word_embeddings
 
 
 def same_bytes(a: TensorInfo, b: TensorInfo) -> bool:

@@ -85,17 +85,21 @@ def load_weights(
 
 
 def materialize(module: nn.Module, device: str | torch.device) -> None:
-    """Replace every meta parameter and buffer of ``module`` by uninitialised memory; shared ones stay shared."""
+    """Replace every meta parameter and buffer of ``module`` by uninitialised memory; shared ones stay shared.
+
+    The replacements are new tensors, so views of the old ones have to be made afterwards.
+    """
     import torch
 
-    made: dict[int, Tensor] = {}
+    # Old tensors are kept beside the new ones: a freed one could hand its id to another.
+    made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def real(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             data = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            made[id(tensor)] = torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
-        return made[id(tensor)]
+            made[id(tensor)] = (tensor, torch.nn.Parameter(data, requires_grad=False) if is_parameter else data)
+        return made[id(tensor)][1]
 
     for part in module.modules():
         for table in (part._parameters, part._buffers):

@@ -8,13 +8,13 @@ from deepinfer_plugin_cpu.memory import available_and_total
 
 if TYPE_CHECKING:
     import torch
+    from deepinfer_kernels.ops import KernelFamily
 
 
 class CpuBackend:
     """Always available; the backend that results of all others are checked against."""
 
     name = "cpu"
-    kernel_family = "cpu"
 
     @property
     def device(self) -> torch.device:
@@ -22,6 +22,13 @@ class CpuBackend:
         import torch
 
         return torch.device("cpu")
+
+    @property
+    def kernels(self) -> KernelFamily:
+        """The kernel family ``cpu``."""
+        from deepinfer_kernels import ops
+
+        return ops.family("cpu")
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of host memory for this process, container limits included."""

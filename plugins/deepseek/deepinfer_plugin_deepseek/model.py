@@ -121,7 +121,13 @@ class TextModel(nn.Module):
 
     def unused_tensor(self, name: str) -> str | None:
         """Why the text model does without a checkpoint tensor."""
+        if name in self.tied_tensors():
+            return "tied to the embedding"
         return next((reason for pattern, reason in OTHER_PARTS.items() if re.match(pattern, name)), None)
+
+    def tied_tensors(self) -> Mapping[str, str]:
+        """The head, where the config ties it to the embedding."""
+        return {"head.weight": "embed.weight"} if self.config.tie_word_embeddings else {}
 
     def cache_layout(self) -> CacheLayout:
         """Buffers of the layer plan."""

@@ -1,0 +1,36 @@
+"""The device memory behind pages and slots, allocated once from a model's cache layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepinfer_core.interfaces.cache import CacheLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CacheEngine:
+    """All cache tensors of a model.
+
+    layout: what the model asked for.
+    num_pages, num_slots: how many of each, the null ones (number 0) included.
+    """
+
+    def __init__(self, layout: CacheLayout, num_pages: int, num_slots: int, device: torch.device) -> None:
+        self.layout = layout
+        self.num_pages = num_pages
+        self.num_slots = num_slots
+        self.tensors: dict[str, Tensor] = {}
+        """By buffer name, the number of pages or slots in front of the buffer's shape."""
+        for count, buffers in ((num_pages, layout.pages), (num_slots, layout.slots)):
+            for buffer in buffers:
+                dtype = getattr(torch, buffer.dtype)
+                self.tensors[buffer.name] = torch.zeros((count, *buffer.shape), dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.num_pages * self.layout.bytes_per_page + self.num_slots * self.layout.bytes_per_slot
