@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -27,8 +29,9 @@ struct Candidate {
   std::uint32_t index;
 };
 
+// Value descending, then index ascending. No short-circuits: these comparisons are unpredictable.
 constexpr bool precedes(const Candidate& a, const Candidate& b) {
-  return a.value != b.value ? a.value > b.value : a.index < b.index;
+  return (a.value > b.value) | ((a.value == b.value) & (a.index < b.index));
 }
 
 void check(bool condition, const std::string& message) {
@@ -50,48 +53,68 @@ void check_row(const SamplingRow& row, std::size_t vocab_size) {
   }
 }
 
-// Finds where a prefix of the candidates, in order, ends.
+// Finds where a prefix of candidates, in order, ends. Histograms narrow the search to a few that are sorted.
 class Selector {
  public:
-  // The last candidate whose predecessors' weights sum to less than target; weights nullptr: 1 each.
-  // Needs n > 0, finite values, target > 0. Histograms narrow the search to a few candidates that are sorted.
+  // The last candidate whose predecessors' weights sum to less than target (> 0); weights nullptr: 1 each.
+  // Values: n > 0 of them, finite.
   Candidate last_kept(const float* values, const double* weights, std::size_t n, double target) {
-    double before = 0.0;
     members_.resize(n);
-    for (std::size_t i = 0; i < n; ++i) members_[i] = {values[i], static_cast<std::uint32_t>(i)};
-    for (int round = 0; round < 4 && members_.size() > kSmall; ++round) narrow(weights, target, before);
+    double before = 0.0;
+    const auto every = [values](std::size_t i) { return Candidate{values[i], static_cast<std::uint32_t>(i)}; };
+    if (n <= kSmall) {
+      for (std::size_t i = 0; i < n; ++i) members_[i] = every(i);
+    } else {
+      before = narrow(every, value_range(values, n), weights, target, before);
+    }
+    for (int round = 0; round < 3 && members_.size() > kSmall; ++round) {
+      const auto [low, high] = std::minmax_element(
+          members_.begin(), members_.end(), [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
+      const auto member = [this](std::size_t i) { return members_[i]; };
+      before = narrow(member, {low->value, high->value}, weights, target, before);
+    }
     std::sort(members_.begin(), members_.end(), precedes);
     Candidate last = members_.front();
     for (const Candidate& member : members_) {
       if (!(before < target)) break;
       last = member;
-      before += weights ? weights[member.index] : 1.0;
+      before += weight_of(weights, member);
     }
     return last;
   }
 
  private:
-  // Keeps the members of the one histogram bucket in which the running sum reaches the target.
-  void narrow(const double* weights, double target, double& before) {
-    const auto [low, high] = std::minmax_element(
-        members_.begin(), members_.end(), [](const Candidate& a, const Candidate& b) { return a.value < b.value; });
-    const double top = high->value;
-    if (low->value == high->value) return;
-    const double scale = (kBuckets - 1) / (top - static_cast<double>(low->value));
-    const auto bucket = [&](float value) { return static_cast<std::size_t>((top - value) * scale); };
+  static double weight_of(const double* weights, const Candidate& candidate) {
+    return weights ? weights[candidate.index] : 1.0;
+  }
+
+  // Makes members_ those of candidate(0..size of members_) in the histogram bucket where the running sum, which
+  // is `before` at the start, reaches the target. Returns the sum of all that precede them.
+  template <typename At>
+  double narrow(At candidate, ValueRange range, const double* weights, double target, double before) {
+    const std::size_t n = members_.size();
+    const double top = range.highest;
+    const double width = top - static_cast<double>(range.lowest);
+    const double scale = width > 0.0 ? (kBuckets - 1) / width : 0.0;
+    const auto bucket = [top, scale](float value) { return static_cast<std::int32_t>((top - value) * scale); };
     sums_.assign(kBuckets, 0.0);
-    for (const Candidate& member : members_) {
-      sums_[bucket(member.value)] += weights ? weights[member.index] : 1.0;
-    }
-    std::size_t chosen = 0;
-    for (std::size_t b = 0; b < kBuckets; ++b) {
+    for (std::size_t i = 0; i < n; ++i) sums_[bucket(candidate(i).value)] += weight_of(weights, candidate(i));
+    std::int32_t chosen = 0;
+    double preceding = before;
+    for (std::int32_t b = 0; b < static_cast<std::int32_t>(kBuckets) && before < target; ++b) {
       if (sums_[b] == 0.0) continue;
       chosen = b;
-      if (before + sums_[b] >= target) break;
+      preceding = before;
       before += sums_[b];
     }
-    if (before + sums_[chosen] < target) return;  // rounding left the target out of reach: all stay
-    std::erase_if(members_, [&](const Candidate& member) { return bucket(member.value) != chosen; });
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const Candidate current = candidate(i);
+      members_[count] = current;
+      count += bucket(current.value) == chosen ? 1 : 0;
+    }
+    members_.resize(count);
+    return preceding;
   }
 
   std::vector<Candidate> members_;
@@ -162,23 +185,28 @@ class Sampler::Row {
     return static_cast<std::uint32_t>(std::find(begin, begin + block_size(block), max_) - logits_);
   }
 
-  // --- filters: fill values_ and ids_ with the kept candidates, ids ascending ---
+  // --- filters: leave the candidates in values_ and ids_, count_ of them, ids ascending ---
 
+  // Each filter keeps a prefix of the order, so that one cut serves all.
   void filter(const SamplingRow& row, bool top_k) {
     double total = 0.0;
     if (top_k) {
       keep_top_k(row.top_k);
-      if (row.top_p < 1.0) total = sum_weights(values_.data(), values_.size(), weighting_);
+      if (row.top_p < 1.0) total = sum_weights(values_.data(), count_, weighting_);
     } else {
       if (row.top_p < 1.0) total = sum_weights(logits_, n_, weighting_);
       gather(lowest_possible(row, total));
     }
-    weights_.resize(values_.size());
-    exp_weights(values_.data(), values_.size(), weighting_, weights_.data());
+    if (row.top_p == 1.0 && row.min_p == 0.0) return;
+    weights_.resize(std::max(weights_.size(), count_));
+    exp_weights(values_.data(), count_, weighting_, weights_.data());
+    Candidate last{-kInfinity, 0};
     if (row.top_p < 1.0) {
-      cut(selector_.last_kept(values_.data(), weights_.data(), values_.size(), row.top_p * total));
+      last = selector_.last_kept(values_.data(), weights_.data(), count_, row.top_p * total);
     }
-    if (row.min_p > 0.0) keep_min_p(row.min_p);
+    compact([&](Candidate candidate) {
+      return !precedes(last, candidate) & (weights_[candidate.index] >= row.min_p);
+    });
   }
 
   // A logit that no token kept by top-p or min-p is below. For top-p: were a token with weight
@@ -196,18 +224,16 @@ class Sampler::Row {
   void gather(float threshold) {
     values_.resize(n_);
     ids_.resize(n_);
-    std::size_t count = 0;
+    count_ = 0;
     for (std::size_t block = 0; block < maxima_.size(); ++block) {
       if (maxima_[block] < threshold) continue;
       const std::size_t end = block * kBlock + block_size(block);
       for (std::size_t i = block * kBlock; i < end; ++i) {
-        values_[count] = logits_[i];
-        ids_[count] = static_cast<std::uint32_t>(i);
-        count += logits_[i] >= threshold ? 1 : 0;
+        values_[count_] = logits_[i];
+        ids_[count_] = static_cast<std::uint32_t>(i);
+        count_ += logits_[i] >= threshold ? 1 : 0;
       }
     }
-    values_.resize(count);
-    ids_.resize(count);
   }
 
   void keep_top_k(std::size_t k) {
@@ -219,34 +245,22 @@ class Sampler::Row {
       threshold = std::max(threshold, sorted_maxima_[k - 1]);
     }
     gather(threshold);
-    if (values_.size() > k) {
-      cut(selector_.last_kept(values_.data(), nullptr, values_.size(), static_cast<double>(k)));
-    }
+    if (count_ <= k) return;
+    const Candidate last = selector_.last_kept(values_.data(), nullptr, count_, static_cast<double>(k));
+    compact([&](Candidate candidate) { return !precedes(last, candidate); });
   }
 
-  void keep_min_p(double min_p) {
-    compact([&](std::size_t i) { return weights_[i] >= min_p; });
-  }
-
-  // Keeps the candidates up to and including last.
-  void cut(Candidate last) {
-    compact([&](std::size_t i) { return !precedes(last, {values_[i], static_cast<std::uint32_t>(i)}); });
-  }
-
+  // Keeps the candidates (value and place among the candidates) for which keep says so.
   template <typename Keep>
   void compact(Keep keep) {
-    const bool weighted = weights_.size() == values_.size();
     std::size_t count = 0;
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      const bool kept = keep(i);
+    for (std::size_t i = 0; i < count_; ++i) {
+      const bool kept = keep(Candidate{values_[i], static_cast<std::uint32_t>(i)});
       values_[count] = values_[i];
       ids_[count] = ids_[i];
-      if (weighted) weights_[count] = weights_[i];
       count += kept ? 1 : 0;
     }
-    values_.resize(count);
-    ids_.resize(count);
-    if (weighted) weights_.resize(count);
+    count_ = count;
   }
 
   // --- the draw: argmax of scaled logit + Gumbel noise ---
@@ -268,8 +282,8 @@ class Sampler::Row {
   }
 
   void draw_from_kept(const TokenNoise& noise) {
-    for (std::size_t begin = 0; begin < values_.size(); begin += kBlock) {
-      draw_from(noise, values_.data() + begin, ids_.data() + begin, std::min(kBlock, values_.size() - begin));
+    for (std::size_t begin = 0; begin < count_; begin += kBlock) {
+      draw_from(noise, values_.data() + begin, ids_.data() + begin, std::min(kBlock, count_ - begin));
     }
   }
 
@@ -307,9 +321,8 @@ class Sampler::Row {
   }
 
   void most_likely(std::size_t count, std::int32_t* top_ids, float* top_logprobs) {
-    weights_.clear();
     keep_top_k(count);
-    order_.resize(values_.size());
+    order_.resize(count_);
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = {values_[i], ids_[i]};
     std::sort(order_.begin(), order_.end(), precedes);
     // Fewer finite logits than asked for: the lowest ids of those at -inf complete the list.
@@ -329,6 +342,7 @@ class Sampler::Row {
   Weighting weighting_{0.0, 1.0};
   double best_score_ = 0.0;
   std::uint32_t best_token_ = 0;
+  std::size_t count_ = 0;
   std::vector<float> maxima_, sorted_maxima_, masked_, values_;
   std::vector<std::uint32_t> ids_;
   std::vector<double> weights_;
@@ -351,16 +365,26 @@ void Sampler::sample(const float* logits, std::size_t vocab_size, std::span<cons
   for (const SamplingRow& row : rows) check_row(row, vocab_size);
   const std::lock_guard lock(mutex_);
   std::atomic<std::size_t> next{0};
-  const auto work = [&](Row& worker) {
-    for (std::size_t i = next++; i < rows.size(); i = next++) {
-      results[i] = worker.sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
+  std::vector<std::exception_ptr> failures(workers_.size());
+  const auto work = [&](std::size_t worker) {
+    try {
+      for (std::size_t i = next++; i < rows.size(); i = next++) {
+        results[i] = workers_[worker]->sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
+      }
+    } catch (...) {
+      failures[worker] = std::current_exception();
     }
   };
   const std::size_t useful = std::min(rows.size(), rows.size() * vocab_size / kParallelElements);
   const std::size_t threads = std::clamp<std::size_t>(useful, 1, workers_.size());
-  std::vector<std::jthread> helpers;
-  for (std::size_t i = 1; i < threads; ++i) helpers.emplace_back([&, i] { work(*workers_[i]); });
-  work(*workers_[0]);
+  {
+    std::vector<std::jthread> helpers;
+    for (std::size_t worker = 1; worker < threads; ++worker) helpers.emplace_back(work, worker);
+    work(0);
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
 }
 
 }  // namespace deepinfer

@@ -6,8 +6,10 @@
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define DEEPINFER_ISA_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define DEEPINFER_UNROLL _Pragma("GCC unroll 8")
 #else
 #define DEEPINFER_ISA_CLONES
+#define DEEPINFER_UNROLL
 #endif
 
 namespace deepinfer {
@@ -15,6 +17,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kSmallestExponent = -708.0;  // exp of less is subnormal
+
+inline float larger(float a, float b) { return a > b ? a : b; }
+inline float smaller(float a, float b) { return a < b ? a : b; }
 
 // exp(max(x, -708)) for x <= 0: x = n ln 2 + r with |r| <= ln 2 / 2, Taylor polynomial of degree 13 in r, times 2^n.
 inline double exp_nonpositive(double x) {
@@ -49,29 +54,48 @@ bool block_maxima(const float* logits, std::size_t n, float* maxima) {
   std::uint32_t invalid[kLanes] = {};
   for (; n >= kBlock; n -= kBlock, logits += kBlock) {
     float best[kLanes];
-    for (std::size_t lane = 0; lane < kLanes; ++lane) best[lane] = -kInfinity;
-    for (std::size_t i = 0; i < kBlock; i += kLanes) {
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        const float value = logits[i + lane];
-        best[lane] = value > best[lane] ? value : best[lane];
-        invalid[lane] |= value < kInfinity ? 0u : 1u;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      float most = logits[lane];
+      std::uint32_t bad = 0;
+      DEEPINFER_UNROLL for (std::size_t i = 0; i < kBlock; i += kLanes) {
+        most = larger(logits[i + lane], most);
+        bad |= logits[i + lane] < kInfinity ? 0u : 1u;
       }
+      best[lane] = most;
+      invalid[lane] |= bad;
     }
-    for (std::size_t width = kLanes / 2; width > 0; width /= 2) {
-      for (std::size_t lane = 0; lane < width; ++lane) {
-        best[lane] = best[lane + width] > best[lane] ? best[lane + width] : best[lane];
-      }
-    }
-    *maxima++ = best[0];
+    for (std::size_t lane = 0; lane < 8; ++lane) best[lane] = larger(best[lane], best[lane + 8]);
+    for (std::size_t lane = 0; lane < 4; ++lane) best[lane] = larger(best[lane], best[lane + 4]);
+    *maxima++ = larger(larger(best[0], best[2]), larger(best[1], best[3]));
   }
   if (n > 0) {
-    *maxima = -kInfinity;
+    *maxima = logits[0];
     for (std::size_t i = 0; i < n; ++i) {
-      if (logits[i] > *maxima) *maxima = logits[i];
+      *maxima = larger(logits[i], *maxima);
       invalid[0] |= logits[i] < kInfinity ? 0u : 1u;
     }
   }
   return std::all_of(invalid, invalid + kLanes, [](std::uint32_t flag) { return flag == 0; });
+}
+
+DEEPINFER_ISA_CLONES
+ValueRange value_range(const float* values, std::size_t n) {
+  constexpr std::size_t kLanes = 16;
+  float lowest[kLanes];
+  float highest[kLanes];
+  for (std::size_t lane = 0; lane < kLanes; ++lane) lowest[lane] = highest[lane] = values[0];
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      lowest[lane] = smaller(values[i + lane], lowest[lane]);
+      highest[lane] = larger(values[i + lane], highest[lane]);
+    }
+  }
+  for (; i < n; ++i) {
+    lowest[0] = smaller(values[i], lowest[0]);
+    highest[0] = larger(values[i], highest[0]);
+  }
+  return {*std::min_element(lowest, lowest + kLanes), *std::max_element(highest, highest + kLanes)};
 }
 
 DEEPINFER_ISA_CLONES

@@ -14,8 +14,16 @@ inline constexpr std::size_t kBlock = 128;
 
 inline std::size_t num_blocks(std::size_t n) { return (n + kBlock - 1) / kBlock; }
 
-// Writes the maximum of each block (-inf for an empty one). False when some logit is NaN or +inf.
+// Writes the maximum of each block. False, and the maxima are meaningless, when some logit is NaN or +inf.
 bool block_maxima(const float* logits, std::size_t n, float* maxima);
+
+struct ValueRange {
+  float lowest;
+  float highest;
+};
+
+// Range of n > 0 values, none of them NaN.
+ValueRange value_range(const float* values, std::size_t n);
 
 // How a logit becomes an unnormalised probability: exp((logit - max) / temperature).
 struct Weighting {
