@@ -54,7 +54,7 @@ def check_hooks(plugin: object) -> None:
     marked = hook_names(plugin)
     for name in marked:
         if name not in HOOK_NAMES:
-            raise PluginError(f"unknown hook {name!r}{nearest(name, HOOK_NAMES)}. Hooks: {', '.join(HOOK_NAMES)}")
+            raise PluginError(f"unknown hook {name!r}{nearest(name, HOOK_NAMES)} (known: {', '.join(HOOK_NAMES)})")
     for name in HOOK_NAMES:
         if name not in marked and inspect.isroutine(inspect.getattr_static(plugin, name, None)):
             raise PluginError(f"{name!r} is named like a hook but not marked: add @hookimpl to it")

@@ -190,9 +190,9 @@ class PluginManager:
     def _unknown_architecture(self, architecture: str) -> str:
         known = sorted({key for _, c in self._offers("model") for key in c.keys})
         unusable = [f"{r.name} ({r.reason})" for r in self.records if r.state != "available"]
-        listed = f"Known: {', '.join(known) or 'none'}"
-        aside = f". Not usable: {'; '.join(unusable)}" if unusable else ""
-        return f"no plugin serves the architecture {architecture!r}{nearest(architecture, known)}. {listed}{aside}"
+        listed = f" (known: {', '.join(known) or 'none'})"
+        aside = f"; not usable: {'; '.join(unusable)}" if unusable else ""
+        return f"no plugin serves the architecture {architecture!r}{nearest(architecture, known)}{listed}{aside}"
 
     # -- handing out ------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class PluginManager:
         what = f"component {name!r} of seam {seam!r}" if name else f"component of seam {seam!r}"
         near = nearest(name, offers) if name else ""
         installed = ", ".join(f"{c} (plugin {p})" for c, p in offers.items()) or "none"
-        raise PluginError(f"no {what} is active{near}. Installed: {installed}; name its plugin in plugins=[...]")
+        raise PluginError(f"no {what} is active{near} (installed: {installed}); name its plugin in plugins=[...]")
 
     def chain(self, seam: str) -> tuple[Any, ...]:
         """Every active component of a seam, loaded, in order; empty when there is none."""
@@ -253,7 +253,7 @@ class PluginManager:
 
     def _active(self, seam: str) -> list[Selected]:
         if seam not in SEAMS:
-            raise PluginError(f"unknown seam {seam!r}{nearest(seam, SEAMS)}. Seams: {', '.join(SEAMS)}")
+            raise PluginError(f"unknown seam {seam!r}{nearest(seam, SEAMS)} (known: {', '.join(SEAMS)})")
         return [s for s in self._selected if s.seam == seam]
 
     def _load(self, selected: Selected) -> Any:
@@ -293,7 +293,7 @@ class PluginManager:
         known = [c.name for _, c in offers]
         unusable = [f"; {r.owner} is {r.state}: {r.reason}" for r in self.records if r.name == name and r.reason]
         listed = ", ".join(["auto", *known])
-        raise PluginError(f"unknown {seam} {name!r}{nearest(name, known)}. Known: {listed}{''.join(unusable)}")
+        raise PluginError(f"unknown {seam} {name!r}{nearest(name, known)} (known: {listed}){''.join(unusable)}")
 
 
 def _components(record: PluginRecord, seam: str) -> list[Any]:

@@ -57,7 +57,7 @@ class Component:
     @seam.validator
     def _check_seam(self, _: Any, value: str) -> None:
         if value not in SEAMS:
-            raise ManifestError(f"unknown seam {value!r}{nearest(value, SEAMS)}. Seams: {', '.join(SEAMS)}")
+            raise ManifestError(f"unknown seam {value!r}{nearest(value, SEAMS)} (known: {', '.join(SEAMS)})")
 
     @name.validator
     def _check_name(self, _: Any, value: str) -> None:

@@ -66,7 +66,7 @@ def by_name(name: str, records: Iterable[PluginRecord], source: Source) -> Plugi
     found = [record for record in records if record.name == name]
     if not found:
         known = sorted({record.name for record in records})
-        raise PluginError(f"unknown plugin {name!r}{nearest(name, known)}. Installed plugins: {', '.join(known)}")
+        raise PluginError(f"unknown plugin {name!r}{nearest(name, known)} (installed: {', '.join(known)})")
     record = found[0]
     if record.state != "available":
         raise failure("discover", record.reason, record, source)
@@ -145,7 +145,7 @@ def _check_object(item: object, seam: object, has_hooks: bool, record: PluginRec
         return
     if not isinstance(seam, str) or seam not in SEAMS:
         near = nearest(str(seam), SEAMS)
-        raise failure("bind", f"unknown seam {seam!r}{near}. Seams: {', '.join(SEAMS)}", record, "argument")
+        raise failure("bind", f"unknown seam {seam!r}{near} (known: {', '.join(SEAMS)})", record, "argument")
     key = SEAMS[seam].key
     if key and not getattr(item, key, None):
         raise failure("bind", f"seam {seam!r} needs the attribute {key!r}, a list of names", record, "argument")

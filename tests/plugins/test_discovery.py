@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from deepinfer_core.plugins.discovery import PluginRecord, discover
 
 Install = Callable[..., Path]

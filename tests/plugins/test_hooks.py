@@ -9,11 +9,12 @@ import types
 import attrs
 import pluggy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from deepinfer_core.errors import PluginError
 from deepinfer_core.hookspecs import HOOK_NAMES, HookSpecs, hookimpl
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def parameters(name: str) -> list[str]:

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from deepinfer_core.interfaces.seams import SEAMS
-from deepinfer_core.plugins.manifest import ManifestError, parse_manifest, read_manifest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from deepinfer_core.interfaces.seams import SEAMS
+from deepinfer_core.plugins.manifest import ManifestError, parse_manifest, read_manifest
 
 GOOD = {
     "name": "x",

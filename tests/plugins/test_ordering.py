@@ -6,10 +6,11 @@ import random
 
 import pytest
 from attrs import frozen
-from deepinfer_core.errors import PluginError
-from deepinfer_core.plugins.ordering import order
 from hypothesis import given
 from hypothesis import strategies as st
+
+from deepinfer_core.errors import PluginError
+from deepinfer_core.plugins.ordering import order
 
 
 @frozen

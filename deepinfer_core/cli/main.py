@@ -1,0 +1,126 @@
+"""The ``deepinfer`` command. Nothing is imported before the subcommand is known, and torch only by those
+that compute.
+
+Exit codes: 0 ok; 1 an internal error (with traceback); 2 bad input (one paragraph on standard error);
+130 interrupted; 141 the reader of the output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from deepinfer_core import envs
+from deepinfer_core.cli.parser import Parser
+from deepinfer_core.errors import ConfigError, DeepInferError, nearest
+
+if TYPE_CHECKING:
+    from deepinfer_core.interfaces.command import Command
+
+COMMANDS: Final = {
+    "generate": "complete prompts",
+    "inspect": "show a checkpoint's config and layer plan",
+    "plugins": "list plugins, their state and the reason",
+    "env": "show versions, hardware, environment variables and plugins",
+}
+#: They must work whatever state the environment is in: they are how one finds out.
+_DIAGNOSTIC: Final = frozenset({"plugins", "env"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    try:
+        if name.startswith("-") or not name:
+            return _run_without_command(arguments)
+        return _run_command(name, arguments[1:])
+    except SystemExit as exit:  # argparse: --help is 0, a bad option 2
+        return exit.code if isinstance(exit.code, int) else 2
+    except DeepInferError as error:
+        return _refuse(name, error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes once more
+        return 128 + signal.SIGPIPE
+    except Exception:
+        traceback.print_exc()
+        print("deepinfer: internal error, please report it with the lines above", file=sys.stderr)
+        return 1
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    if name not in _DIAGNOSTIC:
+        envs.check()
+        logging.basicConfig(
+            level=envs.read("DEEPINFER_LOG_LEVEL").upper(), format="%(levelname)s %(name)s: %(message)s"
+        )
+    command = _find(name)
+    parser = Parser(prog=f"deepinfer {name}", description=COMMANDS.get(name) or getattr(command, "__doc__", None))
+    command.add_arguments(parser)
+    return command.run(parser.parse_intermixed_args(arguments))
+
+
+def _find(name: str) -> Command:
+    if name in COMMANDS:
+        return cast("Command", importlib.import_module(f"deepinfer_core.cli.{name}"))
+    from deepinfer_core.plugins import PluginManager
+
+    manager = PluginManager()
+    known = [*COMMANDS, *manager.commands()]
+    if name not in known:
+        raise ConfigError(f"unknown command {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    return cast("Command", manager.command(name))
+
+
+def _run_without_command(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="deepinfer",
+        usage="deepinfer COMMAND [options]",
+        description="LLM inference for DeepSeek-V4.1-class models.",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    if parser.parse_args(arguments).version:
+        import importlib.metadata
+
+        print(importlib.metadata.version("deepinfer-core"))
+        return 0
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _epilog() -> str:
+    known: Mapping[str, str] = {**_plugin_commands(), **COMMANDS}
+    lines = [f"  {name:<14} {known[name]}".rstrip() for name in [*COMMANDS, *(n for n in known if n not in COMMANDS)]]
+    return "\n".join(["commands:", *lines, "", "deepinfer COMMAND --help shows a command's options."])
+
+
+def _plugin_commands() -> Mapping[str, str]:
+    from deepinfer_core.plugins import PluginManager
+
+    return PluginManager(environ={}).commands()
+
+
+def _refuse(name: str, error: DeepInferError) -> int:
+    try:
+        show = envs.read("DEEPINFER_DEBUG")
+    except ConfigError:
+        show = False
+    if show:
+        traceback.print_exception(error)
+    print(f"deepinfer{f' {name}' if name in COMMANDS else ''}: error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

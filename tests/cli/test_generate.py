@@ -1,0 +1,196 @@
+"""``deepinfer generate``: where prompts come from, what is printed, and how bad input is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_core.cli.main import main
+
+DATA = Path(__file__).parents[1] / "data"
+MODEL = ("--model", str(DATA / "v41-tiny-bf16"))
+
+
+class Input(io.TextIOWrapper):
+    """Standard input with given bytes, a terminal or not."""
+
+    def __init__(self, data: bytes, *, is_terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+def generate(*arguments: str) -> int:
+    return main(["generate", *MODEL, *arguments])
+
+
+def test_one_prompt_is_streamed(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("Hello") == 0
+    assert capsys.readouterr().out == "olleH\n"
+    assert llm.made[0].is_closed
+
+
+def test_several_prompts_are_printed_in_order(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("ab", "cd") == 0
+    assert capsys.readouterr().out == "[1/2] ab\nba\n\n[2/2] cd\ndc\n\n"
+
+
+def test_json_prints_one_object_per_line(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--json", "ab", "é") == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["index"], first["prompt"], first["text"], first["token_ids"]) == (0, "ab", "ba", [7, 8])
+    assert (first["finish_reason"], first["error"]) == ("stop", None)
+    assert "é" in lines[1] and second["index"] == 1
+
+
+def test_options_reach_the_engine_and_the_sampler(llm: Any) -> None:
+    options = [
+        "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--min-p", "0.1", "--seed", "9", "--max-tokens", "5",
+        "--min-tokens", "2", "--stop", "a", "--stop", "b", "--stop-token-ids", "4,5", "--ignore-eos",
+        "--logprobs", "2", "--json", "--num-threads", "1", "--kv-cache-memory", "1MiB", "--plugins", "x,y",
+    ]  # fmt: skip
+    assert generate("Hello", *options) == 0
+    made, params = llm.made[0], llm.made[0].params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p, params.seed) == (0.5, 3, 0.9, 0.1, 9)
+    assert (params.max_tokens, params.min_tokens, params.ignore_eos, params.logprobs) == (5, 2, True, 2)
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (4, 5))
+    assert made.arguments["num_threads"] == 1
+    assert made.arguments["kv_cache_memory"] == 2**20
+    assert made.arguments["plugins"] == ("x", "y")
+    assert made.arguments["seed"] == 0  # --seed is the request's here
+
+
+def test_what_is_not_given_comes_from_generation_config(llm: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((DATA / "v41-tiny-bf16/config.json").read_text())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_p": 0.75}')
+    assert main(["generate", "--model", str(tmp_path), "--top-p", "0.5", "Hi"]) == 0
+    assert (llm.made[0].params.temperature, llm.made[0].params.top_p) == (0.25, 0.5)
+
+
+# -- where prompts come from
+
+
+def test_a_file_gives_one_prompt_per_line(llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("a b\r\n\n  \né\n".encode())
+    assert generate("--json", "first", "--prompts-file", str(file)) == 0
+    prompts = [json.loads(line)["prompt"] for line in capsys.readouterr().out.splitlines()]
+    assert prompts == ["first", "a b", "é"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_standard_input_is_one_prompt(
+    llm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Input(b"two\nlines\n"))
+    assert generate("--json", *arguments) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "two\nlines"
+
+
+def test_a_terminal_is_not_waited_for(
+    llm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Input(b"", is_terminal=True))
+    assert generate() == 2
+    assert "no prompt: give one as argument" in capsys.readouterr().err
+
+
+# -- bad input
+
+
+def refused(capsys: pytest.CaptureFixture[str], llm: Any, code: int) -> str:
+    """The message of a command that ended with code 2, without traceback and without making an engine."""
+    captured = capsys.readouterr()
+    assert code == 2
+    assert llm.made == []
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("deepinfer generate: error: ")
+    return captured.err
+
+
+def test_an_invalid_file_is_refused_with_its_name_and_offset(
+    llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.txt"
+    file.write_bytes(b"fine\n\xc3\xa9 \xff here")
+    message = refused(capsys, llm, generate("--prompts-file", str(file)))
+    assert f"{file} is not UTF-8 text: byte 0xff at offset 8" in message
+
+
+def test_a_missing_or_empty_file_is_refused(llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, llm, generate("--prompts-file", str(tmp_path / "none")))
+    assert "No such file or directory" in message
+    (tmp_path / "empty").write_text("\n \n")
+    assert "holds no prompt" in refused(capsys, llm, generate("--prompts-file", str(tmp_path / "empty")))
+
+
+def test_invalid_bytes_in_an_argument_or_on_standard_input_are_refused(
+    llm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "byte 0xff at offset 2" in refused(capsys, llm, generate("ab\udcff"))
+    monkeypatch.setattr(sys, "stdin", Input(b"\xff"))
+    assert "standard input is not UTF-8 text: byte 0xff at offset 0" in refused(capsys, llm, generate())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temprature", "1"], "unrecognized arguments: --temprature 1; did you mean '--temperature'?"),
+        (["--max-token", "1"], "did you mean '--max-tokens'?"),
+        (["--top-p", "1.7"], "top_p must be in (0, 1], got 1.7"),
+        (["--top-p", "high"], "argument --top-p: invalid float value: 'high'"),
+        (["--stop-token-ids", "1,x"], "must be token ids separated by commas, got '1,x'"),
+        (["--logprobs", "1"], "--logprobs needs --json"),
+        (["--kv-cache-memory", "much"], "a memory size must look like 4GiB"),
+        (["--max-tokens", "2", "--min-tokens", "3"], "min_tokens must be <= max_tokens (2), got 3"),
+    ],
+)
+def test_a_bad_option_is_refused(
+    llm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in refused(capsys, llm, generate("Hello", *arguments))
+
+
+def test_a_bad_model_folder_is_refused(llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["generate", "--model", str(tmp_path), "Hello"])
+    assert f"{tmp_path} has no config.json" in refused(capsys, llm, code)
+    assert "required: --model" in refused(capsys, llm, main(["generate", "Hello"]))
+
+
+def test_a_refused_prompt_of_a_batch_leaves_the_others_alone(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("ab", "", "cd") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "[1/3] ab\nba\n\n[3/3] cd\ndc\n\n"
+    assert captured.err == "deepinfer generate: error: [2/3] the prompt is empty\n"
+    assert generate("--json", "") == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"] == "the prompt is empty"
+    assert generate("") == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "deepinfer generate: error: the prompt is empty\n")
+
+
+def test_an_interrupt_ends_with_130(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "stream", interrupt)
+    assert generate("Hello") == 130
+    assert llm.made[0].is_closed
+
+
+def test_an_internal_error_shows_its_traceback(
+    llm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llm, "stream", lambda *_: 1 / 0)
+    assert generate("Hello") == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
