@@ -122,6 +122,11 @@ class DeepseekV41Config:
         for name, token in self._token_ids():
             if not 0 <= token < self.vocab_size:
                 raise ConfigError(f"{name} must be below vocab_size ({self.vocab_size}), got {token}")
+        if self.indexer and self.attention.rope_head_dim > self.indexer.head_dim:
+            raise ConfigError(
+                f"qk_rope_head_dim must be at most index_head_dim ({self.indexer.head_dim}), "
+                f"got {self.attention.rope_head_dim}"
+            )
         if self.engram and self.engram.compressed_vocab_size > self.vocab_size:
             raise ConfigError(
                 f"engram_compressed_vocab_size must be at most vocab_size ({self.vocab_size}), "
