@@ -36,7 +36,8 @@ Lease BlockManager::allocate() {
 
 Lease BlockManager::pin(int32_t id) {
   if (ref_count(id) == 0) {
-    throw std::invalid_argument("block " + std::to_string(id) + " is free; only an owned block can be pinned");
+    throw std::invalid_argument("block " + std::to_string(id) +
+                                " is free; only an owned block can be pinned");
   }
   ++nodes_[id].ref_count;
   return Lease(this, id);

@@ -1,4 +1,5 @@
-// Reference-counted blocks, handed out as move-only leases: one instance serves KV pages, another state slots.
+// Reference-counted blocks, handed out as move-only leases: one instance serves KV pages, another state
+// slots.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +47,12 @@ class Lease {
 // content findable for longest. Every operation but audit() is O(1).
 class BlockManager {
  public:
-  explicit BlockManager(int32_t num_blocks);  // throws std::invalid_argument below 2
+  explicit BlockManager(int32_t num_blocks);   // throws std::invalid_argument below 2
   BlockManager(const BlockManager&) = delete;  // leases point here
   BlockManager& operator=(const BlockManager&) = delete;
 
-  Lease allocate();         // throws std::runtime_error when nothing is free
-  Lease pin(int32_t id);    // one more reference to an owned block; throws std::invalid_argument otherwise
+  Lease allocate();       // throws std::runtime_error when nothing is free
+  Lease pin(int32_t id);  // one more reference to an owned block; throws std::invalid_argument otherwise
   int32_t ref_count(int32_t id) const;  // throws std::invalid_argument outside 0 .. num_blocks - 1
 
   int32_t num_blocks() const noexcept { return static_cast<int32_t>(nodes_.size()); }

@@ -14,8 +14,8 @@ using std::to_string;
 const SchedulerOptions& validated(const SchedulerOptions& options) {
   const auto at_least = [](const char* name, int64_t value, int64_t least, const char* why = "") {
     if (value < least) {
-      throw std::invalid_argument(std::string(name) + " must be at least " + to_string(least) + why + ", got " +
-                                  to_string(value));
+      throw std::invalid_argument(std::string(name) + " must be at least " + to_string(least) + why +
+                                  ", got " + to_string(value));
     }
   };
   at_least("page_size", options.page_size, 1);
@@ -39,14 +39,16 @@ bool more_computed(const Sequence* a, const Sequence* b) noexcept {
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(validated(options)),
-      length_limit_(std::min<int64_t>(options.max_model_len, int64_t{options.num_pages - 1} * options.page_size)),
+      length_limit_(
+          std::min<int64_t>(options.max_model_len, int64_t{options.num_pages - 1} * options.page_size)),
       running_limit_(std::min({options.max_num_seqs, options.num_slots - 1, options.max_num_batched_tokens})),
       pages_(options.num_pages),
       slots_(options.num_slots) {}
 
 // ---- Requests ----
 
-Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& limits) {
+Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt,
+                         const SubmitOptions& limits) {
   const auto refuse = [&](const std::string& what) {
     throw std::invalid_argument("request '" + request_id + "': " + what);
   };
@@ -57,7 +59,8 @@ Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt
   if (limits.min_tokens < 0) refuse("min_tokens must be at least 0, got " + to_string(limits.min_tokens));
   if (length >= options_.max_model_len) {
     refuse("the prompt has " + to_string(length) + " tokens, but max_model_len is " +
-           to_string(options_.max_model_len) + " and must leave room for one output token; shorten the prompt");
+           to_string(options_.max_model_len) +
+           " and must leave room for one output token; shorten the prompt");
   }
   if (length >= length_limit_) {
     refuse("the prompt and one output token need " + to_string(pages_for(length + 1)) + " pages (" +
@@ -234,9 +237,11 @@ int64_t Scheduler::expected_growth() const noexcept {
   return growth;
 }
 
-// Nothing is reserved for the newcomer: pages are leased chunk by chunk. But it must find enough free ones for
-// its known tokens beside what the running requests are about to need, or they would soon preempt each other.
-std::optional<SkipReason> Scheduler::admission_obstacle(const Sequence& sequence, int64_t growth) const noexcept {
+// Nothing is reserved for the newcomer: pages are leased chunk by chunk. But it must find enough free ones
+// for its known tokens beside what the running requests are about to need, or they would soon preempt each
+// other.
+std::optional<SkipReason> Scheduler::admission_obstacle(const Sequence& sequence,
+                                                        int64_t growth) const noexcept {
   if (num_running() >= running_limit_) return SkipReason::running_limit;
   if (slots_.num_free() == 0) return SkipReason::no_free_slot;
   if (pages_for(sequence.num_tokens()) + growth > pages_.num_free()) return SkipReason::no_free_page;
@@ -294,7 +299,8 @@ std::shared_ptr<StepPlan> Scheduler::build_plan(const Step& step) {
   plan->step_id = next_step_id_++;
   plan->token_history = options_.token_history;
   plan->handles.reserve(num_seqs);
-  for (auto* column : {&plan->slots, &plan->starts, &plan->num_tokens, &plan->new_pages}) column->reserve(num_seqs);
+  for (auto* column : {&plan->slots, &plan->starts, &plan->num_tokens, &plan->new_pages})
+    column->reserve(num_seqs);
   plan->is_decode.reserve(num_seqs);
   plan->samples.reserve(num_seqs);
   plan->block_table_offsets.reserve(num_seqs + 1);
@@ -347,18 +353,19 @@ void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const
 
 void Scheduler::check_commit(const StepPlan& plan, std::span<const int32_t> tokens) const {
   if (&plan != outstanding_.get()) {
-    throw std::logic_error("plan " + to_string(plan.step_id) + " is not the outstanding one (" +
-                           (outstanding_ ? "plan " + to_string(outstanding_->step_id) : std::string("none is")) +
-                           "); commit each plan once, to the scheduler that made it");
+    throw std::logic_error(
+        "plan " + to_string(plan.step_id) + " is not the outstanding one (" +
+        (outstanding_ ? "plan " + to_string(outstanding_->step_id) : std::string("none is")) +
+        "); commit each plan once, to the scheduler that made it");
   }
   if (static_cast<int64_t>(tokens.size()) != plan.num_samples) {
-    throw std::invalid_argument("plan " + to_string(plan.step_id) + " samples " + to_string(plan.num_samples) +
-                                " tokens, got " + to_string(tokens.size()));
+    throw std::invalid_argument("plan " + to_string(plan.step_id) + " samples " +
+                                to_string(plan.num_samples) + " tokens, got " + to_string(tokens.size()));
   }
   const auto bad = std::find_if(tokens.begin(), tokens.end(), [](int32_t token) { return token < -1; });
   if (bad != tokens.end()) {
-    throw std::invalid_argument("sampled tokens must be token ids or -1 for a failed row, got " + to_string(*bad) +
-                                " at index " + to_string(bad - tokens.begin()));
+    throw std::invalid_argument("sampled tokens must be token ids or -1 for a failed row, got " +
+                                to_string(*bad) + " at index " + to_string(bad - tokens.begin()));
   }
 }
 

@@ -29,8 +29,9 @@ struct SubmitOptions {
 
 // Deterministic: the same calls give the same plans. Not thread-safe; the bindings lock around it.
 //
-// One step is release_deferred(), schedule(), commit(), take_finished(). Only one plan may be outstanding. Bad calls
-// throw and change nothing: std::invalid_argument for bad values, std::logic_error for calls out of order.
+// One step is release_deferred(), schedule(), commit(), take_finished(). Only one plan may be outstanding.
+// Bad calls throw and change nothing: std::invalid_argument for bad values, std::logic_error for calls out of
+// order.
 //
 // Progress. Every plan contains rows whenever a request runs, and always samples a token or advances the
 // running request M with the most computed tokens (the oldest of equals):

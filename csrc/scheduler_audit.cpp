@@ -69,10 +69,10 @@ std::string Scheduler::explain_admission(const Sequence& head) const {
     case SkipReason::no_free_slot:
       return "waits for a state slot: all " + to_string(slots_.num_usable()) + " are leased";
     default:
-      return "needs " + to_string(pages_for(head.num_tokens())) + " pages for its " + to_string(head.num_tokens()) +
-             " known tokens; " + to_string(pages_.num_free()) + " of " + to_string(pages_.num_usable()) +
-             " are free, of which " + to_string(num_running()) + " running requests are expected to need " +
-             to_string(growth);
+      return "needs " + to_string(pages_for(head.num_tokens())) + " pages for its " +
+             to_string(head.num_tokens()) + " known tokens; " + to_string(pages_.num_free()) + " of " +
+             to_string(pages_.num_usable()) + " are free, of which " + to_string(num_running()) +
+             " running requests are expected to need " + to_string(growth);
   }
 }
 
@@ -87,8 +87,8 @@ std::string Scheduler::explain_running(const Sequence& sequence) const {
     return text + "earlier rows used up the " + to_string(options_.max_num_batched_tokens) +
            " tokens of max_num_batched_tokens";
   }
-  return text + "no page was free; " + to_string(pages_.num_free()) + " of " + to_string(pages_.num_usable()) +
-         " are free now";
+  return text + "no page was free; " + to_string(pages_.num_free()) + " of " +
+         to_string(pages_.num_usable()) + " are free now";
 }
 
 // ---- Audit ----
@@ -103,7 +103,8 @@ void Scheduler::audit() const {
     audit_progress(*sequence);
     rows += sequence->in_flight();
   }
-  if (rows > options_.max_num_batched_tokens) broken(to_string(rows) + " rows are in flight, over the budget");
+  if (rows > options_.max_num_batched_tokens)
+    broken(to_string(rows) + " rows are in flight, over the budget");
   const size_t planned = outstanding_ ? outstanding_->token_ids.size() : 0;
   if (static_cast<size_t>(rows) != planned) {
     broken(to_string(rows) + " rows are in flight, the outstanding plan has " + to_string(planned));
@@ -143,8 +144,8 @@ void Scheduler::audit_queues() const {
            to_string(retired_.size()) + " retired requests do not add up to " + to_string(sequences_.size()));
   }
   if (running_.size() + waiting_.size() != live_ids_.size()) {
-    broken(to_string(live_ids_.size()) + " ids are live, but " + to_string(running_.size() + waiting_.size()) +
-           " requests are");
+    broken(to_string(live_ids_.size()) + " ids are live, but " +
+           to_string(running_.size() + waiting_.size()) + " requests are");
   }
 }
 
@@ -174,20 +175,25 @@ void Scheduler::audit_resources() const {
 void Scheduler::audit_progress(const Sequence& sequence) const {
   const std::string name = name_of(sequence);
   const auto held = static_cast<int64_t>(sequence.pages.size());
-  if (sequence.num_scheduled() > sequence.num_tokens() || sequence.num_computed() < 0 || sequence.in_flight() < 0) {
-    broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, " + to_string(sequence.num_computed()) +
-           " computed and " + to_string(sequence.in_flight()) + " in flight");
+  if (sequence.num_scheduled() > sequence.num_tokens() || sequence.num_computed() < 0 ||
+      sequence.in_flight() < 0) {
+    broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, " +
+           to_string(sequence.num_computed()) + " computed and " + to_string(sequence.in_flight()) +
+           " in flight");
   }
   if (held != pages_for(sequence.num_scheduled())) {
-    broken(name + " holds " + to_string(held) + " pages for " + to_string(sequence.num_scheduled()) + " tokens");
+    broken(name + " holds " + to_string(held) + " pages for " + to_string(sequence.num_scheduled()) +
+           " tokens");
   }
   if (sequence.num_tokens() > length_limit_ || sequence.num_tokens() > sequence.max_length()) {
     broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, over its limit of " +
            to_string(std::min(length_limit_, sequence.max_length())));
   }
   if (sequence.finished()) return;
-  if (is_running(sequence.state()) != static_cast<bool>(sequence.slot)) broken(name + " is wrong about its slot");
-  if (!is_running(sequence.state()) && sequence.num_scheduled() != 0) broken(name + " waits, but has progress");
+  if (is_running(sequence.state()) != static_cast<bool>(sequence.slot))
+    broken(name + " is wrong about its slot");
+  if (!is_running(sequence.state()) && sequence.num_scheduled() != 0)
+    broken(name + " waits, but has progress");
   if (is_running(sequence.state()) && sequence.num_scheduled() == 0) broken(name + " runs without any row");
   if (sequence.state() == SequenceState::decoding && sequence.num_tokens() - sequence.num_computed() != 1) {
     broken(name + " decodes with " + to_string(sequence.num_tokens() - sequence.num_computed()) +

@@ -21,7 +21,7 @@ constexpr unsigned kSuccessors[kNumSequenceStates] = {
         bit(finished_error),
     /* decoding   */ bit(preempted) | kTerminal,
     /* preempted  */ bit(prefilling) | bit(finished_stop) | bit(finished_aborted) | bit(finished_error),
-    /* finished_* */ 0, 0, 0, 0,
+    // none of the terminal ones
 };
 
 constexpr std::string_view kLabels[kNumSequenceStates] = {
@@ -47,7 +47,8 @@ bool may_follow(SequenceState from, SequenceState to) noexcept {
   return (kSuccessors[static_cast<size_t>(from)] & bit(to)) != 0;
 }
 
-Sequence::Sequence(Handle handle, std::string request_id, std::span<const int32_t> prompt, SequenceLimits limits)
+Sequence::Sequence(Handle handle, std::string request_id, std::span<const int32_t> prompt,
+                   SequenceLimits limits)
     : handle_(handle),
       request_id_(std::move(request_id)),
       tokens_(prompt.begin(), prompt.end()),
@@ -56,8 +57,8 @@ Sequence::Sequence(Handle handle, std::string request_id, std::span<const int32_
 
 void Sequence::transition(SequenceState to) {
   if (!may_follow(state_, to)) {
-    throw std::logic_error("request '" + request_id_ + "' cannot go from " + std::string(label(state_)) + " to " +
-                           std::string(label(to)));
+    throw std::logic_error("request '" + request_id_ + "' cannot go from " + std::string(label(state_)) +
+                           " to " + std::string(label(to)));
   }
   state_ = to;
 }

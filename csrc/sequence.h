@@ -1,4 +1,5 @@
-// One request inside the scheduler: its tokens, its progress, what it holds, and the states it may pass through.
+// One request inside the scheduler: its tokens, its progress, what it holds, and the states it may pass
+// through.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ enum class SequenceState : uint8_t {
 inline constexpr int kNumSequenceStates = 8;
 
 std::string_view label(SequenceState state) noexcept;
-std::string_view finish_reason(SequenceState state) noexcept;  // "stop", "length", "abort", "error"; "" if alive
+std::string_view finish_reason(
+    SequenceState state) noexcept;  // "stop", "length", "abort", "error"; "" if alive
 constexpr bool is_finished(SequenceState s) noexcept { return s >= SequenceState::finished_stop; }
 constexpr bool is_running(SequenceState s) noexcept {
   return s == SequenceState::prefilling || s == SequenceState::decoding;

@@ -19,8 +19,8 @@ enum class SkipReason : uint8_t {
 };
 std::string_view label(SkipReason reason) noexcept;
 
-// S sequences contribute N rows (tokens). Sequence s owns rows query_offsets[s] .. query_offsets[s+1] - 1, which
-// are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first.
+// S sequences contribute N rows (tokens). Sequence s owns rows query_offsets[s] .. query_offsets[s+1] - 1,
+// which are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first.
 struct StepPlan {
   int64_t step_id = 0;
   int32_t token_history = 0;                 // width of history
@@ -36,7 +36,7 @@ struct StepPlan {
   std::vector<int32_t> token_ids;            // [N]
   std::vector<int32_t> positions;            // [N]
   std::vector<int32_t> query_offsets;        // [S+1]
-  std::vector<int32_t> history;              // [S, token_history] tokens before the chunk, -1 before position 0
+  std::vector<int32_t> history;  // [S, token_history] tokens before the chunk, -1 before position 0
   int32_t num_samples = 0;
   std::vector<std::pair<Handle, SkipReason>> skipped;
   std::vector<Handle> preempted;
