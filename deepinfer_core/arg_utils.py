@@ -84,6 +84,7 @@ class EngineArgs:
     load_watchdog_seconds: float = attrs.field(
         default=1800.0, metadata=_flag("give up loading weights after this time", "SECONDS", read=float)
     )
+    use_tqdm: bool = attrs.field(default=True, metadata=_flag("show progress bars on a terminal"))
     disable_log_stats: bool = attrs.field(default=False, metadata=_flag("do not log statistics"))
     log_stats_interval: float = attrs.field(
         default=10.0, metadata=_flag("time between statistics lines", "SECONDS", read=float)
@@ -132,6 +133,7 @@ class EngineArgs:
             parallel=ParallelConfig(num_threads=self.num_threads),
             backend=self.backend,
             plugins=self.plugins,
+            use_tqdm=self.use_tqdm,
             disable_log_stats=self.disable_log_stats,
             log_stats_interval=self.log_stats_interval,
         )
@@ -142,8 +144,9 @@ def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
     text = field.metadata["help"]
     if field.default is attrs.NOTHING:
         return {"required": True, "help": text, "metavar": field.metadata["metavar"]}
-    if field.default is False:
-        return {"action": "store_true", "help": f"{text} (default: they are logged)"}
+    if isinstance(field.default, bool):
+        action = argparse.BooleanOptionalAction if field.default else "store_true"
+        return {"action": action, "default": field.default, "help": f"{text} (default: {field.default})"}
     default = {None: field.metadata["none"], (): "none"}.get(field.default, field.default)
     option = {"default": field.default, "help": f"{text} (default: {default})", "metavar": field.metadata["metavar"]}
     if field.metadata["read"] is not None:

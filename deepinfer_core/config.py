@@ -190,6 +190,8 @@ class EngineConfig:
     """Name of a backend plugin component, or ``auto``."""
     plugins: tuple[Any, ...] = ()
     """Names, objects or classes given by the user."""
+    use_tqdm: bool = attrs.field(default=True, validator=_a_bool)
+    """Progress bars while loading; they show only on a terminal."""
     disable_log_stats: bool = attrs.field(default=False, validator=_a_bool)
     log_stats_interval: float = attrs.field(default=10.0, validator=_positive_seconds)
     """Seconds between statistics lines."""
