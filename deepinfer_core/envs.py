@@ -90,4 +90,4 @@ def check(environ: Mapping[str, str] | None = None) -> None:
     for name, hint in unknown(environ).items():
         if hint:
             raise ConfigError(f"unknown environment variable {name}{hint}; correct or unset it")
-        warnings.warn(f"{name} is no environment variable of DeepInfer and has no effect", stacklevel=2)
+        warnings.warn(f"{name} is no environment variable of DeepInfer and has no effect", stacklevel=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from deepinfer_core.errors import PluginError
-from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord
+from deepinfer_core.plugins.discovery import PluginRecord
 
 Phase = Literal["discover", "probe", "import", "configure", "bind", "run"]
-Source = Literal["argument", "environment", "default"]
+Source = Literal["argument", "environment", "default", "builtin"]
 
 
 def failure(phase: Phase, cause: BaseException | str, record: PluginRecord, source: Source) -> PluginError:
@@ -29,6 +29,6 @@ def _remedy(record: PluginRecord, source: Source) -> str:
         return f"leave {record.name!r} out of plugins=[...], --plugins and --backend"
     if source == "environment":
         return f"remove {record.name!r} from DEEPINFER_PLUGINS"
-    if record.name == BUILTIN:
+    if source == "builtin":
         return "name a plugin that fills the same seam in plugins=[...]"
     return f"pip uninstall {record.distribution}"

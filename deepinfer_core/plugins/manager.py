@@ -6,35 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
-
 from deepinfer_core import envs
 from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.interfaces.seams import SEAMS
+from deepinfer_core.plugins.backends import autodetect, require_probe
 from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
 from deepinfer_core.plugins.loading import check_protocol, load
+from deepinfer_core.plugins.manifest import Component
 from deepinfer_core.plugins.ordering import order
-from deepinfer_core.plugins.probe import run_probes
-from deepinfer_core.plugins.selection import RANK, Selected, by_name, from_object, from_record
-
-
-@frozen
-class PluginRow:
-    """One line of ``LLM.plugins`` and ``deepinfer plugins list``.
-
-    state: active, available, incompatible or broken; ``reason`` says why. A plugin whose manifest cannot
-    be read has one row without seam and component.
-    """
-
-    name: str
-    seam: str
-    component: str
-    distribution: str
-    version: str
-    state: str
-    reason: str
+from deepinfer_core.plugins.selection import RANK, Key, Selected, by_name, components_for, from_object, from_record
+from deepinfer_core.plugins.table import PluginRow, build_table
 
 
 class PluginManager:
@@ -65,7 +48,7 @@ class PluginManager:
         self.hooks = Hooks()
         self.records = discover()
         self._selected: list[Selected] = []
-        self._overridden: dict[tuple[str, str, str, str], str] = {}
+        self._overridden: dict[Key, str] = {}
         self._select(plugins, envs.read("DEEPINFER_PLUGINS", environ))
 
     # -- what is active ---------------------------------------------------------------------------
@@ -94,7 +77,7 @@ class PluginManager:
                 self._selected += from_object(item, position)
         for name in from_environment:
             self._add(by_name(name, self.records, "environment"), "environment", "named in DEEPINFER_PLUGINS")
-        self._add(self.records[0], "default", "built-in default")
+        self._add(self.records[0], "builtin", "built-in default")
         self._number_objects()
         self._settle()
 
@@ -132,36 +115,16 @@ class PluginManager:
     def _select_backend(self) -> None:
         if self._backend != "auto":
             record = self._offering("backend", self._backend)
-            self._probe_named(record, "argument")
+            require_probe(record, "argument")
             self._add(record, "argument", "named as backend")
             return
         selected = [s for s in self._selected if s.seam == "backend"]
         if selected:
             for s in selected:
-                self._probe_named(s.record, s.source)
+                require_probe(s.record, s.source)
             return
-        record, reason = self._autodetect()
+        record, reason = autodetect(self._offers("backend"))
         self._add(record, "default", reason)
-
-    def _autodetect(self) -> tuple[PluginRecord, str]:
-        offers = [(r, c) for r, c in self._offers("backend") if c.name != "cpu" and c.probe]
-        answers = run_probes([c.probe for _, c in offers if c.probe]) if offers else {}
-        working = [(r, c) for r, c in offers if c.probe and answers[c.probe] is None]
-        if len(working) == 1:
-            return working[0][0], "the only backend besides the CPU's whose probe succeeds"
-        cpu = [r for r, c in self._offers("backend") if c.name == "cpu"]
-        if not cpu:
-            raise PluginError("no backend is installed: pip install deepinfer-plugin-cpu, or name one by backend=")
-        if working:
-            names = ", ".join(c.name for _, c in working)
-            return cpu[0], f"several other backends could run ({names}); choose one by backend="
-        return cpu[0], "default backend"
-
-    def _probe_named(self, record: PluginRecord, source: Source) -> None:
-        for component in _components(record, "backend"):
-            reason = run_probes([component.probe])[component.probe] if component.probe else None
-            if reason is not None:
-                raise failure("probe", reason, record, source)
 
     def model_for(self, architecture: str) -> Any:
         """The model component that serves ``architecture``, loaded.
@@ -233,21 +196,7 @@ class PluginManager:
 
     def table(self) -> tuple[PluginRow, ...]:
         """Every installed and every given plugin, one row per component, with its state and the reason."""
-        rows = [
-            PluginRow(s.record.name, s.seam, s.name, s.record.distribution, s.record.version, "active", s.reason)
-            for s in self._selected
-        ]
-        active = {s.key for s in self._selected}
-        for record in self.records:
-            if record.manifest is None:
-                rows.append(_row(record, "", "", record.reason))
-            for c in record.manifest.components if record.manifest else ():
-                key = (record.distribution, record.name, c.seam, c.name)
-                if key not in active:
-                    reason = record.reason or self._overridden.get(key) or _offer(c.seam, c.keys)
-                    rows.append(_row(record, c.seam, c.name, reason))
-        seams = ["", *SEAMS]
-        return tuple(sorted(rows, key=lambda row: (seams.index(row.seam), row.state, row.name, row.component)))
+        return build_table(self._selected, self.records, self._overridden)
 
     # -- loading ----------------------------------------------------------------------------------------
 
@@ -279,9 +228,9 @@ class PluginManager:
                 raise failure("bind", error, s.record, s.source) from error
         self.hooks = bind_hooks((label, s.instance) for label, s in pairs)
 
-    def _offers(self, seam: str) -> list[tuple[PluginRecord, Any]]:
+    def _offers(self, seam: str) -> list[tuple[PluginRecord, Component]]:
         usable = (r for r in self.records if r.state == "available" and r.name != BUILTIN)
-        return [(record, component) for record in usable for component in _components(record, seam)]
+        return [(record, component) for record in usable for component in components_for(record, seam)]
 
     def _offering(self, seam: str, name: str) -> PluginRecord:
         offers = self._offers(seam)
@@ -296,10 +245,6 @@ class PluginManager:
         raise PluginError(f"unknown {seam} {name!r}{nearest(name, known)} (known: {listed}){''.join(unusable)}")
 
 
-def _components(record: PluginRecord, seam: str) -> list[Any]:
-    return [c for c in record.manifest.components if c.seam == seam] if record.manifest else []
-
-
 def _owners(group: Sequence[Selected]) -> str:
     return " and ".join(s.owner for s in group)
 
@@ -309,13 +254,3 @@ def _refuse_duplicates(seam: str, group: Sequence[Selected]) -> None:
         if count > 1:
             owners = _owners([s for s in group if s.name == name])
             raise PluginError(f"seam {seam!r} has two components of one name: {owners}; leave out one")
-
-
-def _row(record: PluginRecord, seam: str, component: str, reason: str) -> PluginRow:
-    return PluginRow(record.name, seam, component, record.distribution, record.version, record.state, reason)
-
-
-def _offer(seam: str, keys: Sequence[str]) -> str:
-    if keys:
-        return f"used for {', '.join(keys)}"
-    return "chosen at start-up, or by --backend" if seam == "backend" else "not selected"

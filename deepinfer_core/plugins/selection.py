@@ -15,7 +15,11 @@ from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.hooks import hook_names
 from deepinfer_core.plugins.manifest import Component
 
-RANK: Mapping[Source, int] = {"argument": 0, "environment": 1, "default": 2}
+#: What fills an exclusive seam first.
+RANK: Mapping[Source, int] = {"argument": 0, "environment": 1, "default": 2, "builtin": 3}
+
+#: Identifies a component among all installed ones: distribution, plugin, seam, component.
+Key = tuple[str, str, str, str]
 
 
 @define(eq=False, kw_only=True)
@@ -36,7 +40,7 @@ class Selected:
     after: Sequence[str] = ()
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Key:
         """Identifies the component among all installed ones."""
         return (self.record.distribution, self.record.name, self.seam, self.name)
 
@@ -59,6 +63,11 @@ class Selected:
     def owner(self) -> str:
         """The component and who ships it, for messages."""
         return f"{self.name!r} ({self.record.distribution} {self.record.version})".replace(" )", ")")
+
+
+def components_for(record: PluginRecord, seam: str) -> list[Component]:
+    """What a plugin declares for one seam."""
+    return [c for c in record.manifest.components if c.seam == seam] if record.manifest else []
 
 
 def by_name(name: str, records: Iterable[PluginRecord], source: Source) -> PluginRecord:
