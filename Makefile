@@ -1,0 +1,31 @@
+# The commands of daily work; .ci/run uses the same ones.
+PYTHON ?= python
+PROJECTS := . ./kernels ./backends/cpu ./plugins/deepseek
+
+.PHONY: install test lint format stubs wheels clean
+
+install:  ## everything, editable, with the tools for working on it
+	$(PYTHON) -m pip install -r requirements.txt -r requirements-dev.txt
+
+test:
+	$(PYTHON) -m pytest -q
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) tools/stubs.py --check
+
+format:
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+stubs:  ## regenerate deepinfer_core/_C.pyi from the built module
+	$(PYTHON) tools/stubs.py
+
+wheels:  ## one wheel per distribution, in dist/
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist $(PROJECTS)
+
+clean:
+	rm -rf build dist kernels/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
