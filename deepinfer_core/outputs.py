@@ -1,0 +1,110 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+#: stop: an end-of-sequence id, a stop token id or a stop string; length: ``max_tokens``, the model's limit or
+#: the cache's; abort: the caller; error: refused or failed, see ``RequestOutput.error``.
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@attrs.frozen(slots=True)
+class Logprob:
+    """Log-probability of one token under the raw logits, before temperature, bans and filters.
+
+    rank: 1 for the most likely token; equal logits rank by id.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+#: One output position: the chosen token's entry and those of the most likely ones, by token id.
+PositionLogprobs = dict[int, Logprob]
+
+
+@attrs.frozen(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    text: joined increments of a stream equal it.
+    token_ids: every generated id, the one that ended the output included.
+    cumulative_logprob, logprobs: None unless ``SamplingParams.logprobs`` asked for them.
+    finish_reason: None while generating.
+    stop_reason: the stop string or stop token id that ended the output; None for end of sequence or otherwise.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+
+@attrs.define(slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds of ``time.monotonic``; None for what has not happened."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From arrival to the first step with this request in it."""
+        return self._since_arrival(self.first_scheduled_time)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """From arrival to the first generated token."""
+        return self._since_arrival(self.first_token_time)
+
+    @property
+    def total_seconds(self) -> float | None:
+        """From arrival to the end."""
+        return self._since_arrival(self.finished_time)
+
+    def _since_arrival(self, time: float | None) -> float | None:
+        return None if time is None else time - self.arrival_time
+
+
+@attrs.frozen(slots=True)
+class RequestOutput:
+    """The state of one request; the last one has ``finished`` set, exactly once.
+
+    prompt: None when the prompt came as token ids.
+    prompt_logprobs: always None for now.
+    outputs: one completion; it is there for a refused request too, empty.
+    error: why the request was refused or failed; None otherwise.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: str | None = None
+
+    @classmethod
+    def refused(
+        cls, request_id: str, error: str, *, prompt: str | None = None, prompt_token_ids: list[int] | None = None
+    ) -> RequestOutput:
+        """The output of a request that never reached the engine."""
+        completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
+        return cls(request_id, prompt, prompt_token_ids or [], [completion], finished=True, error=error)
