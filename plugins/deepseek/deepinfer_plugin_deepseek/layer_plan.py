@@ -12,10 +12,8 @@ import attrs
 from deepinfer_core.config import PAGE_SIZE
 from deepinfer_core.errors import ConfigError
 
-from .config.sections import IndexerConfig, increasing
-
 if TYPE_CHECKING:
-    from .config.sections import ScheduleConfig
+    from .config.sections import IndexerConfig, ScheduleConfig
 
 Mode = Literal["window", "full", "reuse", "reindex"]
 RopeKind = Literal["window", "compressed"]
@@ -135,6 +133,12 @@ def _check_sources(ratios: tuple[int, ...], schedule: ScheduleConfig) -> None:
             f"kv_source_layer_ids must also be in index_source_layer_ids, or a top-k would outlive the entries "
             f"it points to; missing there: {strays}"
         )
+
+
+def increasing(name: str, ids: tuple[int, ...]) -> None:
+    """Refuse layer ids that are negative, repeated, or out of order."""
+    if any(b <= a for a, b in zip((-1, *ids), ids, strict=False)):
+        raise ConfigError(f"{name} must be increasing layer numbers from 0, got {list(ids)}")
 
 
 def _check_layer_ids(name: str, ids: tuple[int, ...], num_layers: int) -> None:

@@ -10,6 +10,7 @@ import attrs
 
 from deepinfer_core.errors import ConfigError
 
+from ..layer_plan import increasing
 from .keys import (
     a_bool,
     a_number,
@@ -209,12 +210,6 @@ class QuantizationConfig:
     block_size: tuple[int, int] = (QUANTIZATION_GROUP, QUANTIZATION_GROUP)
     scale_format: str = "ue8m0"
     expert_dtype: str = "fp4"
-
-
-def increasing(name: str, ids: tuple[int, ...]) -> None:
-    """Refuse layer ids that are negative, repeated, or out of order."""
-    if any(b <= a for a, b in zip((-1, *ids), ids, strict=False)):
-        raise ConfigError(f"{name} must be increasing layer numbers from 0, got {list(ids)}")
 
 
 def _at_most(name: str, value: int, limit_name: str, limit: int) -> None:
