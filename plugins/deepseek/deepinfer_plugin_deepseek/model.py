@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from deepinfer_core.errors import CheckpointError, ConfigError
@@ -176,16 +176,3 @@ def _token_hasher(config: DeepseekV41Config, context: ModelContext) -> TokenHash
             f"{settings.compressed_vocab_size}; the tokenizer is not the one this checkpoint was trained with"
         )
     return TokenHasher(settings, layout, token_map)
-
-
-class DeepseekV41:
-    """The architecture component."""
-
-    def translate_config(self, hf_config: Mapping[str, Any]) -> DeepseekV41Config:
-        """See :class:`deepinfer_core.interfaces.model.Architecture`."""
-        return DeepseekV41Config.from_hf(hf_config)
-
-    def build(self, config: DeepseekV41Config, context: ModelContext) -> TextModel:
-        """See :class:`deepinfer_core.interfaces.model.Architecture`."""
-        with torch.device("meta"):
-            return TextModel(config, context)
