@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "linear.h"
 #include "numbers.h"
@@ -95,16 +96,46 @@ void pack_row(Codec codec, const float* values, int64_t D, uint8_t* record) {
 
 void unpack_row(Codec codec, const uint8_t* record, int64_t D, float* values) {
   const uint8_t* scales = record + codec_data_bytes(codec, D);
-  if (codec == Codec::fp4_e4m3_16) {
-    for (int64_t i = 0; i < D; i += 2) {
-      const float scale = kE4m3[scales[i / 16]];
-      values[i] = kE2m1[record[i / 2] & 15] * scale;
-      values[i + 1] = kE2m1[record[i / 2] >> 4] * scale;
-    }
+  if (codec == Codec::fp8_e8m0_32) {
+    for (int64_t i = 0; i < D; ++i) values[i] = kE4m3[record[i]] * kE8m0[scales[i / 32]];
     return;
   }
-  const Format format = codec == Codec::fp8_e8m0_32 ? Format::fp8 : Format::fp4;
-  core().decode_column({format, record, 0, scales, 0, 0}, 0, D, values);
+  const int64_t group = codec_group(codec);
+  for (int64_t i = 0; i < D; i += 2) {
+    const float scale = scale_value(codec, scales[i / group]);
+    values[i] = kE2m1[record[i / 2] & 15] * scale;
+    values[i + 1] = kE2m1[record[i / 2] >> 4] * scale;
+  }
+}
+
+void quantize_dequantize(const bf16* x, Codec codec, bf16* out, int64_t N, int64_t D) {
+  parallel_for(N, 8 * D, [&](int64_t n) {
+    Buffer<float> row(D);
+    widen(x + n * D, row.data(), D);
+    quantize_dequantize_row(codec, row.data(), D);
+    narrow(row.data(), out + n * D, D);
+  });
+}
+
+void pack_kv(const bf16* x, Codec codec, uint8_t* records, int64_t N, int64_t D) {
+  parallel_for(N, 8 * D, [&](int64_t n) {
+    Buffer<float> row(D);
+    widen(x + n * D, row.data(), D);
+    pack_row(codec, row.data(), D, records + n * codec_record_bytes(codec, D));
+  });
+}
+
+void unpack_kv(const uint8_t* records, Codec codec, bf16* out, int64_t N, int64_t D) {
+  parallel_for(N, 8 * D, [&](int64_t n) {
+    Buffer<float> row(D);
+    unpack_row(codec, records + n * codec_record_bytes(codec, D), D, row.data());
+    narrow(row.data(), out + n * D, D);
+  });
+}
+
+void store_records(uint8_t* cache, const int64_t* slots, const uint8_t* records, int64_t N, int64_t bytes) {
+  for (int64_t n = 0; n < N; ++n)
+    if (slots[n] >= 0) std::memcpy(cache + slots[n] * bytes, records + n * bytes, bytes);
 }
 
 }  // namespace deepinfer

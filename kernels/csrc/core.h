@@ -1,15 +1,18 @@
 // The inner loops that exist once per instruction set, behind a table of function pointers.
 //
-// Order of summation, everywhere: a dot product over K keeps 16 float32 lanes; lane i adds the products of
-// k = i (mod 16) in increasing k with fused multiply-adds, a ragged tail counting as zeros; then lanes i and
-// i + 8 are added, then i + 4, i + 2, i + 1. Blocking, threads and instruction set change none of it.
+// Order of summation, everywhere: a dot product over K keeps 16 float32 lanes; lane i adds the products of the
+// k with floor(k / 2) = i (mod 16) in increasing k with fused multiply-adds, K counting as padded with zeros to
+// a multiple of 32; then lanes i and i + 8 are added, then i + 4, i + 2, i + 1. Blocking, threads and
+// instruction set change none of it. Pairs of neighbours per lane, because that is how bf16, fp8 and fp4
+// unpack with the fewest instructions. Left-hand sides are stored in that "split" order: of each 32 values
+// the 16 at even places, then the 16 at odd ones.
 #pragma once
 
 #include <cstdint>
 
 namespace deepinfer {
 
-enum class Format : int { bf16 = 0, f32 = 1, fp8 = 2, fp4 = 3, pointers = 4 };
+enum class Format : int { bf16 = 0, f32 = 1, fp8 = 2, fp4 = 3, pointers = 4, split = 5 };
 
 // The columns of a right-hand side, i.e. the rows of a weight [M, K], in storage format.
 struct Columns {
@@ -21,21 +24,24 @@ struct Columns {
   int scale_shift = 0;         // 2^scale_shift neighbouring columns share a row of scales
 };
 
-constexpr int kColumnChunk = 24;  // a multiple of every tile width
-constexpr int kRowBlock = 64;
+constexpr int64_t kColumnChunk = 24;  // a multiple of every tile width
+constexpr int64_t kRowBlock = 64;
+// Floats of scratch memory for dot_products.
+constexpr int64_t dot_scratch(int64_t rows) { return 28 * 1024 + rows * (kColumnChunk + 8) * 16; }
 
 struct Core {
   const char* name;
 
-  // out[r * out_stride + c] = x[r] . column(first + c) for r < rows, c < columns. Each x[r] has K floats,
-  // then zeros up to a multiple of 16. `scratch` holds 8 columns of K floats, K rounded up to 16.
+  // out[r * out_stride + c] = x[r] . column(first + c) for r < rows <= kRowBlock, c < columns <= kColumnChunk.
+  // Each x[r] has K floats in split order, zero-padded to a multiple of 32.
   void (*dot_products)(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
                        int64_t columns, float* out, int64_t out_stride, float* scratch);
 
-  // One column as K floats, then zeros up to a multiple of 16.
-  void (*decode_column)(const Columns& w, int64_t column, int64_t K, float* out);
+  // K values into split order, zero-padded to a multiple of 32.
+  void (*split)(const float* x, int64_t K, float* out);
+  void (*split_bf16)(const uint16_t* x, int64_t K, float* out);
 
-  float (*sum_of_squares)(const float* x, int64_t padded);  // x zero-padded to a multiple of 16
+  float (*dot)(const float* a, const float* b, int64_t n);  // in natural order: lane i has k = i (mod 16)
   void (*exponentials)(float* x, int64_t n);                // in place
 
   // acc[h * dim + d] += sum over i of p[h * p_stride + i] * values[i][d], i ascending; dim a multiple of 16.

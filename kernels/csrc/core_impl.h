@@ -26,20 +26,24 @@ constexpr int tile_columns(int rows) { return rows == 1 ? 4 : 2; }
 constexpr int kHeadTile = 4, kLaneTile = 1;
 #endif
 
-static inline int64_t round_up(int64_t n) { return (n + 15) & ~int64_t{15}; }
+// Columns a tile pass covers before the next block of K, so that a row tile stays in the first-level cache.
+constexpr int64_t kBlock = 1024;
 
-// A column being read: `load` gives 16 values from k, `load_tail` the last n < 16 and zeros.
+static inline int64_t round_up(int64_t n) { return (n + 31) & ~int64_t{31}; }
+
+// A column being read: `load` gives the 32 values from k (k a multiple of 32), `load_tail` the last n < 32
+// and zeros.
 template <Format F>
 struct Column;
 
 template <>
 struct Column<Format::f32> {
   const float* data;
-  Lanes load(int64_t k) const { return DEEPINFER_ISA::load(data + k); }
-  Lanes load_tail(int64_t k, int64_t n) const {
-    float padded[16] = {};
+  Pair load(int64_t k) const { return load_f32_pair(data + k); }
+  Pair load_tail(int64_t k, int64_t n) const {
+    float padded[32] = {};
     __builtin_memcpy(padded, data + k, n * sizeof(float));
-    return DEEPINFER_ISA::load(padded);
+    return load_f32_pair(padded);
   }
 };
 
@@ -47,13 +51,20 @@ template <>
 struct Column<Format::pointers> : Column<Format::f32> {};
 
 template <>
+struct Column<Format::split> {
+  const float* data;
+  Pair load(int64_t k) const { return {DEEPINFER_ISA::load(data + k), DEEPINFER_ISA::load(data + k + 16)}; }
+  Pair load_tail(int64_t k, int64_t) const { return load(k); }
+};
+
+template <>
 struct Column<Format::bf16> {
   const uint16_t* data;
-  Lanes load(int64_t k) const { return load_bf16(data + k); }
-  Lanes load_tail(int64_t k, int64_t n) const {
-    uint16_t padded[16] = {};
+  Pair load(int64_t k) const { return load_bf16_pair(data + k); }
+  Pair load_tail(int64_t k, int64_t n) const {
+    uint16_t padded[32] = {};
     __builtin_memcpy(padded, data + k, n * sizeof(uint16_t));
-    return load_bf16(padded);
+    return load_bf16_pair(padded);
   }
 };
 
@@ -61,11 +72,11 @@ template <>
 struct Column<Format::fp8> {
   const uint8_t* data;
   const uint8_t* scale;
-  Lanes load(int64_t k) const { return mul(load_e4m3(data + k), splat(kE8m0[scale[k >> 5]])); }
-  Lanes load_tail(int64_t k, int64_t n) const {
-    uint8_t padded[16] = {};
+  Pair load(int64_t k) const { return load_e4m3_pair(data + k, kE8m0[scale[k / 32]]); }
+  Pair load_tail(int64_t k, int64_t n) const {
+    uint8_t padded[32] = {};
     __builtin_memcpy(padded, data + k, n);
-    return mul(load_e4m3(padded), splat(kE8m0[scale[k >> 5]]));
+    return load_e4m3_pair(padded, kE8m0[scale[k / 32]]);
   }
 };
 
@@ -73,12 +84,8 @@ template <>
 struct Column<Format::fp4> {
   const uint8_t* data;
   const uint8_t* scale;
-  Lanes load(int64_t k) const { return mul(load_e2m1(data + k / 2), splat(kE8m0[scale[k >> 5]])); }
-  Lanes load_tail(int64_t k, int64_t n) const {
-    uint8_t padded[8] = {};
-    __builtin_memcpy(padded, data + k / 2, n / 2);
-    return mul(load_e2m1(padded), splat(kE8m0[scale[k >> 5]]));
-  }
+  Pair load(int64_t k) const { return load_e2m1_pair(data + k / 2, kE8m0[scale[k / 32]]); }
+  Pair load_tail(int64_t, int64_t) const { __builtin_unreachable(); }  // K is a multiple of 32
 };
 
 template <Format F>
@@ -87,7 +94,7 @@ static inline Column<F> column_at(const Columns& w, int64_t index) {
     return {{static_cast<const float* const*>(w.data)[index]}};
   } else {
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + index * w.stride;
-    if constexpr (F == Format::f32) return {reinterpret_cast<const float*>(data)};
+    if constexpr (F == Format::f32 || F == Format::split) return {reinterpret_cast<const float*>(data)};
     if constexpr (F == Format::bf16) return {reinterpret_cast<const uint16_t*>(data)};
     if constexpr (F == Format::fp8 || F == Format::fp4)
       return {data, w.scale + (index >> w.scale_shift) * w.scale_stride};
@@ -95,23 +102,30 @@ static inline Column<F> column_at(const Columns& w, int64_t index) {
 }
 
 template <int R, int C>
-static inline void multiply_add(const float* const* x, int64_t k, const Lanes (&weights)[C], Lanes (&acc)[R][C]) {
+static inline void multiply_add(const float* const* x, int64_t k, const Pair (&weights)[C], Lanes (&acc)[R][C]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Lanes row = load(x[r] + k);
+    const Lanes even = load(x[r] + k);
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) acc[r][c] = fma(row, weights[c], acc[r][c]);
+    for (int c = 0; c < C; ++c) acc[r][c] = fma(even, weights[c].even, acc[r][c]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Lanes odd = load(x[r] + k + 16);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[r][c] = fma(odd, weights[c].odd, acc[r][c]);
   }
 }
 
-// One register tile over all of K. `columns` <= C are stored; the rest repeat the last one.
+// Adds the products of [begin, end) to one register tile kept at `partial` [R][C][16].
 template <int R, Format F>
-static void tile(const float* const* x, int64_t K, const Columns& w, int64_t first, int64_t columns, float* out,
-                 int64_t out_stride) {
+static void tile(const float* const* x, int64_t begin, int64_t end, const Columns& w, int64_t first,
+                 int64_t columns, float* partial) {
   constexpr int C = tile_columns(R);
   const float* rows[R];
   Column<F> column[C];
-  Lanes acc[R][C], weights[C];
+  Lanes acc[R][C];
+  Pair weights[C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) rows[r] = x[r];
 #pragma GCC unroll 8
@@ -119,104 +133,136 @@ static void tile(const float* const* x, int64_t K, const Columns& w, int64_t fir
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) acc[r][c] = zero();
-  int64_t k = 0;
-  for (; k + 16 <= K; k += 16) {
+    for (int c = 0; c < C; ++c) acc[r][c] = begin == 0 ? zero() : load(partial + (r * C + c) * 16);
+  int64_t k = begin;
+  for (; k + 32 <= end; k += 32) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) weights[c] = column[c].load(k);
     multiply_add<R, C>(rows, k, weights, acc);
   }
-  if (k < K) {
-    for (int c = 0; c < C; ++c) weights[c] = column[c].load_tail(k, K - k);
+  if (k < end) {
+    for (int c = 0; c < C; ++c) weights[c] = column[c].load_tail(k, end - k);
     multiply_add<R, C>(rows, k, weights, acc);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c)
-      if (c < columns) out[r * out_stride + c] = sum(acc[r][c]);
+    for (int c = 0; c < C; ++c) store(partial + (r * C + c) * 16, acc[r][c]);
 }
 
+// R rows against up to kColumnChunk columns over [begin, end) of K; `partial` keeps the lanes in between.
 template <int R, Format F>
-static void tiles(const float* const* x, int64_t K, const Columns& w, int64_t first, int64_t columns, float* out,
-                  int64_t out_stride) {
-  for (int64_t c = 0; c < columns; c += tile_columns(R)) {
-    const int64_t width = columns - c < tile_columns(R) ? columns - c : tile_columns(R);
-    tile<R, F>(x, K, w, first + c, width, out + c, out_stride);
-  }
+static void tiles(const float* const* x, int64_t begin, int64_t end, const Columns& w, int64_t first,
+                  int64_t columns, float* partial) {
+  constexpr int C = tile_columns(R);
+  for (int64_t c = 0; c < columns; c += C)
+    tile<R, F>(x, begin, end, w, first + c, columns - c, partial + c * R * 16);
 }
 
 template <Format F>
-static void tiles_of(int64_t rows, const float* const* x, int64_t K, const Columns& w, int64_t first,
-                     int64_t columns, float* out, int64_t out_stride) {
+static void tiles_of(int64_t rows, const float* const* x, int64_t begin, int64_t end, const Columns& w,
+                     int64_t first, int64_t columns, float* partial) {
   switch (rows) {
-    case 1: return tiles<1, F>(x, K, w, first, columns, out, out_stride);
-    case 2: return tiles<2, F>(x, K, w, first, columns, out, out_stride);
-    case 3: return tiles<3, F>(x, K, w, first, columns, out, out_stride);
+    case 1: return tiles<1, F>(x, begin, end, w, first, columns, partial);
+    case 2: return tiles<2, F>(x, begin, end, w, first, columns, partial);
+    case 3: return tiles<3, F>(x, begin, end, w, first, columns, partial);
 #if defined(DEEPINFER_AVX512)
-    case 4: return tiles<4, F>(x, K, w, first, columns, out, out_stride);
-    case 5: return tiles<5, F>(x, K, w, first, columns, out, out_stride);
-    case 6: return tiles<6, F>(x, K, w, first, columns, out, out_stride);
-    case 7: return tiles<7, F>(x, K, w, first, columns, out, out_stride);
-    case 8: return tiles<8, F>(x, K, w, first, columns, out, out_stride);
+    case 4: return tiles<4, F>(x, begin, end, w, first, columns, partial);
+    case 5: return tiles<5, F>(x, begin, end, w, first, columns, partial);
+    case 6: return tiles<6, F>(x, begin, end, w, first, columns, partial);
+    case 7: return tiles<7, F>(x, begin, end, w, first, columns, partial);
+    case 8: return tiles<8, F>(x, begin, end, w, first, columns, partial);
 #endif
     default: __builtin_unreachable();
   }
 }
 
-template <Format F>
-static void decode(const Columns& w, int64_t index, int64_t K, float* out) {
-  const Column<F> column = column_at<F>(w, index);
-  int64_t k = 0;
-  for (; k + 16 <= K; k += 16) store(out + k, column.load(k));
-  if (k < K) store(out + k, column.load_tail(k, K - k));
+static void finish(int64_t rows, int64_t columns, const float* partial, float* out, int64_t out_stride) {
+  const int64_t width = tile_columns(static_cast<int>(rows));
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t lane_block = c / width * width * rows + r * width + c % width;
+      out[r * out_stride + c] = sum(load(partial + lane_block * 16));
+    }
 }
 
-static void decode_column(const Columns& w, int64_t column, int64_t K, float* out) {
-  switch (w.format) {
-    case Format::bf16: return decode<Format::bf16>(w, column, K, out);
-    case Format::f32: return decode<Format::f32>(w, column, K, out);
-    case Format::fp8: return decode<Format::fp8>(w, column, K, out);
-    case Format::fp4: return decode<Format::fp4>(w, column, K, out);
-    case Format::pointers: return decode<Format::pointers>(w, column, K, out);
+template <Format F>
+static void decode_split(const Columns& w, int64_t index, int64_t begin, int64_t end, float* out) {
+  const Column<F> column = column_at<F>(w, index);
+  for (int64_t k = begin; k < end; k += 32) {
+    const Pair value = k + 32 <= end ? column.load(k) : column.load_tail(k, end - k);
+    store(out + k - begin, value.even);
+    store(out + k - begin + 16, value.odd);
   }
 }
 
-// Many rows: decode a few columns once, then let tiles of equal height pass over them.
+// Many rows: per block of K, decode the columns once, then let tiles of equal height pass over them.
+template <Format F>
 static void dot_many(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
                      int64_t columns, float* out, int64_t out_stride, float* scratch) {
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t height = (rows + blocks - 1) / blocks;
-  const int64_t width = tile_columns(static_cast<int>(height));
-  const int64_t padded = round_up(K);
-  const Columns decoded{Format::f32, scratch, padded * static_cast<int64_t>(sizeof(float))};
-  for (int64_t c = 0; c < columns; c += width) {
-    const int64_t n = columns - c < width ? columns - c : width;
-    for (int64_t i = 0; i < n; ++i) decode_column(w, first + c + i, K, scratch + i * padded);
+  constexpr int64_t kStride = kBlock + 16;  // not a power of two: columns must not share cache sets
+  float* partial = scratch + kColumnChunk * kStride;
+  const float* rows_at[kRowBlock];
+  for (int64_t begin = 0; begin < K; begin += kBlock) {
+    const int64_t end = K - begin < kBlock ? K : begin + kBlock;
+    for (int64_t c = 0; c < columns; ++c) decode_split<F>(w, first + c, begin, end, scratch + c * kStride);
+    // Column addresses as if the block began at k = 0 of the whole column.
+    const Columns decoded{Format::split, scratch - begin, kStride * static_cast<int64_t>(sizeof(float))};
     for (int64_t r = 0; r < rows; r += height) {
       const int64_t count = rows - r < height ? rows - r : height;
-      tiles_of<Format::f32>(count, x + r, padded, decoded, 0, n, out + r * out_stride + c, out_stride);
+      for (int64_t i = 0; i < count; ++i) rows_at[i] = x[r + i];
+      tiles_of<Format::split>(count, rows_at, begin, end, decoded, 0, columns,
+                              partial + r * (kColumnChunk + 8) * 16);
     }
   }
+  for (int64_t r = 0; r < rows; r += height) {
+    const int64_t count = rows - r < height ? rows - r : height;
+    finish(count, columns, partial + r * (kColumnChunk + 8) * 16, out + r * out_stride, out_stride);
+  }
+}
+
+template <Format F>
+static void dot_of(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
+                   int64_t columns, float* out, int64_t out_stride, float* scratch) {
+  if (rows > kMaxRows) return dot_many<F>(x, rows, K, w, first, columns, out, out_stride, scratch);
+  for (int64_t begin = 0; begin < K; begin += kBlock) {
+    const int64_t end = K - begin < kBlock ? K : begin + kBlock;
+    tiles_of<F>(rows, x, begin, end, w, first, columns, scratch);
+  }
+  finish(rows, columns, scratch, out, out_stride);
 }
 
 static void dot_products(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
                          int64_t columns, float* out, int64_t out_stride, float* scratch) {
-  if (rows > kMaxRows) return dot_many(x, rows, K, w, first, columns, out, out_stride, scratch);
   switch (w.format) {
-    case Format::bf16: return tiles_of<Format::bf16>(rows, x, K, w, first, columns, out, out_stride);
-    case Format::f32: return tiles_of<Format::f32>(rows, x, K, w, first, columns, out, out_stride);
-    case Format::fp8: return tiles_of<Format::fp8>(rows, x, K, w, first, columns, out, out_stride);
-    case Format::fp4: return tiles_of<Format::fp4>(rows, x, K, w, first, columns, out, out_stride);
-    case Format::pointers: return tiles_of<Format::pointers>(rows, x, K, w, first, columns, out, out_stride);
+    case Format::bf16: return dot_of<Format::bf16>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::f32: return dot_of<Format::f32>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::fp8: return dot_of<Format::fp8>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::fp4: return dot_of<Format::fp4>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::pointers: return dot_of<Format::pointers>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::split: return dot_of<Format::split>(x, rows, K, w, first, columns, out, out_stride, scratch);
   }
 }
 
-static float sum_of_squares(const float* x, int64_t padded) {
+static void split(const float* x, int64_t K, float* out) {
+  decode_split<Format::f32>({Format::f32, x}, 0, 0, K, out);
+}
+
+static void split_bf16(const uint16_t* x, int64_t K, float* out) {
+  decode_split<Format::bf16>({Format::bf16, x}, 0, 0, K, out);
+}
+
+static float dot(const float* a, const float* b, int64_t n) {
   Lanes acc = zero();
-  for (int64_t k = 0; k < padded; k += 16) {
-    const Lanes value = load(x + k);
-    acc = fma(value, value, acc);
+  int64_t k = 0;
+  for (; k + 16 <= n; k += 16) acc = fma(load(a + k), load(b + k), acc);
+  if (k < n) {
+    float tail_a[16] = {}, tail_b[16] = {};
+    __builtin_memcpy(tail_a, a + k, (n - k) * sizeof(float));
+    __builtin_memcpy(tail_b, b + k, (n - k) * sizeof(float));
+    acc = fma(load(tail_a), load(tail_b), acc);
   }
   return sum(acc);
 }
@@ -294,8 +340,9 @@ static void add_weighted(const float* p, int64_t p_stride, int64_t heads, const 
 
 extern const Core DEEPINFER_TABLE{DEEPINFER_NAME,
                                   DEEPINFER_ISA::dot_products,
-                                  DEEPINFER_ISA::decode_column,
-                                  DEEPINFER_ISA::sum_of_squares,
+                                  DEEPINFER_ISA::split,
+                                  DEEPINFER_ISA::split_bf16,
+                                  DEEPINFER_ISA::dot,
                                   DEEPINFER_ISA::exponentials,
                                   DEEPINFER_ISA::add_weighted};
 

@@ -1,4 +1,5 @@
 // Sixteen float32 lanes: one zmm, two ymm, or an array. Every operation gives the same bits in all three.
+// A Pair holds 32 neighbouring values, those at even places and those at odd ones.
 // Included once per instruction set, inside that set's namespace; the includer provides <immintrin.h>.
 #pragma once
 
@@ -6,6 +7,9 @@
 
 struct Lanes {
   __m512 v;
+};
+struct Pair {
+  Lanes even, odd;
 };
 static inline Lanes zero() { return {_mm512_setzero_ps()}; }
 static inline Lanes splat(float a) { return {_mm512_set1_ps(a)}; }
@@ -17,10 +21,18 @@ static inline Lanes mul(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 static inline Lanes max(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline Lanes min(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
-static inline Lanes load_bf16(const uint16_t* p) {
-  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+static inline Pair load_f32_pair(const float* p) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+  return {{_mm512_permutex2var_ps(low, even, high)}, {_mm512_permutex2var_ps(low, odd, high)}};
 }
+static inline Pair load_bf16_pair(const uint16_t* p) {
+  const __m512i raw = _mm512_loadu_si512(p);
+  const __m512i odd = _mm512_and_si512(raw, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(raw, 16))}, {_mm512_castsi512_ps(odd)}};
+}
+static inline Lanes load_half(__m256i half) { return {_mm512_cvtph_ps(half)}; }
 // 2^n for the integer n that `biased` = n + 1.5 * 2^23 holds in its low bits.
 static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(biased.v), _mm512_set1_epi32(0x4b400000));
@@ -29,12 +41,11 @@ static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   rest->v = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(n, half), bias), 23));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23))};
 }
-static inline Lanes load_e2m1(const uint8_t* p) {
-  const __m512 table = _mm512_loadu_ps(kE2m1.values);
-  const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  // The permutation reads 4 bits per lane: the low half of a pair sees the low nibble, the high half the other.
-  const __m512i codes = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
-  return {_mm512_permutexvar_ps(codes, table)};
+static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
+  const __m512 table = _mm512_mul_ps(_mm512_loadu_ps(kE2m1.values), _mm512_set1_ps(scale));
+  const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  // The permutation reads the low 4 bits of each lane.
+  return {{_mm512_permutexvar_ps(bytes, table)}, {_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table)}};
 }
 static inline float sum(Lanes a) {
   const __m256 high = _mm512_extractf32x8_ps(a.v, 1);
@@ -48,6 +59,9 @@ static inline float sum(Lanes a) {
 
 struct Lanes {
   __m256 lo, hi;
+};
+struct Pair {
+  Lanes even, odd;
 };
 static inline Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 static inline Lanes splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
@@ -64,11 +78,26 @@ static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 }
 static inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 static inline Lanes min(Lanes a, Lanes b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
-static inline __m256 load_bf16_half(const uint16_t* p) {
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+static inline Pair load_f32_pair(const float* p) {
+  Pair r;
+  for (int i = 0; i < 2; ++i) {
+    const __m256 a = _mm256_loadu_ps(p + 16 * i), b = _mm256_loadu_ps(p + 16 * i + 8);
+    const __m256 even = _mm256_shuffle_ps(a, b, 0x88), odd = _mm256_shuffle_ps(a, b, 0xdd);
+    (i ? r.even.hi : r.even.lo) = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(even), 0xd8));
+    (i ? r.odd.hi : r.odd.lo) = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), 0xd8));
+  }
+  return r;
 }
-static inline Lanes load_bf16(const uint16_t* p) { return {load_bf16_half(p), load_bf16_half(p + 8)}; }
+static inline Pair load_bf16_pair(const uint16_t* p) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))}};
+}
+static inline Lanes load_half(__m256i half) {
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
 static inline __m256 power_of_two_half(__m256 biased, __m256* rest) {
   const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(0x4b400000));
   const __m256i half = _mm256_srai_epi32(n, 1);
@@ -79,16 +108,18 @@ static inline __m256 power_of_two_half(__m256 biased, __m256* rest) {
 static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   return {power_of_two_half(biased.lo, &rest->lo), power_of_two_half(biased.hi, &rest->hi)};
 }
-static inline __m256 load_e2m1_half(const uint8_t* p) {
-  uint32_t raw;
-  __builtin_memcpy(&raw, p, 4);
-  const __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(static_cast<int>(raw)));
-  const __m256i codes = _mm256_or_si256(bytes, _mm256_slli_epi64(bytes, 28));
-  const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(kE2m1.values), codes);
-  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(_mm256_slli_epi32(codes, 28), 31), 31);
-  return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
+// Codes in the low 4 bits of each lane; the magnitude is looked up, the sign moved to the top.
+static inline __m256 decode_e2m1(__m256i codes, __m256 table) {
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(codes, 3), 31);
+  return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
 }
-static inline Lanes load_e2m1(const uint8_t* p) { return {load_e2m1_half(p), load_e2m1_half(p + 4)}; }
+static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
+  const __m256 table = _mm256_mul_ps(_mm256_loadu_ps(kE2m1.values), _mm256_set1_ps(scale));
+  const __m256i lo = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i hi = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)));
+  return {{decode_e2m1(lo, table), decode_e2m1(hi, table)},
+          {decode_e2m1(_mm256_srli_epi32(lo, 4), table), decode_e2m1(_mm256_srli_epi32(hi, 4), table)}};
+}
 static inline float sum(Lanes a) {
   const __m256 eight = _mm256_add_ps(a.lo, a.hi);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -101,11 +132,18 @@ static inline float sum(Lanes a) {
 struct Lanes {
   float v[16];
 };
+struct Pair {
+  Lanes even, odd;
+};
 template <class F>
 static inline Lanes each(F f) {
   Lanes r;
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
+}
+template <class F>
+static inline Pair each_pair(F f) {
+  return {each([&](int i) { return f(2 * i); }), each([&](int i) { return f(2 * i + 1); })};
 }
 static inline Lanes zero() { return Lanes{}; }
 static inline Lanes splat(float a) {
@@ -134,8 +172,17 @@ static inline Lanes max(Lanes a, Lanes b) {
 static inline Lanes min(Lanes a, Lanes b) {
   return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
 }
-static inline Lanes load_bf16(const uint16_t* p) {
-  return each([&](int i) { return from_bf16(p[i]); });
+static inline Pair load_f32_pair(const float* p) {
+  return each_pair([&](int k) { return p[k]; });
+}
+static inline Pair load_bf16_pair(const uint16_t* p) {
+  return each_pair([&](int k) { return from_bf16(p[k]); });
+}
+static inline Pair load_e4m3_pair(const uint8_t* p, float scale) {
+  return each_pair([&](int k) { return kE4m3[p[k]] * scale; });
+}
+static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
+  return each_pair([&](int k) { return kE2m1[(p[k / 2] >> (k % 2 * 4)) & 15] * scale; });
 }
 static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   Lanes first;
@@ -147,9 +194,6 @@ static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   }
   return first;
 }
-static inline Lanes load_e2m1(const uint8_t* p) {
-  return each([&](int i) { return kE2m1[(i & 1) ? p[i / 2] >> 4 : p[i / 2] & 15]; });
-}
 static inline float sum(Lanes a) {
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
@@ -160,27 +204,20 @@ static inline float sum(Lanes a) {
 
 #if defined(DEEPINFER_AVX512) || defined(DEEPINFER_AVX2)
 
-// e4m3 has the layout of float16 with a shorter exponent: shift into place and undo the bias of 2^8.
-static inline Lanes load_e4m3(const uint8_t* p) {
-  const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i shifted = _mm256_slli_epi16(bytes, 7);
-  const __m256i nan_code = _mm256_set1_epi16(0x3f80);
-  const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, nan_code), nan_code);
-  const __m256i with_sign = _mm256_add_epi16(shifted, _mm256_and_si256(shifted, _mm256_set1_epi16(0x4000)));
-  const __m256i half = _mm256_or_si256(with_sign, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7c00)));
-#if defined(DEEPINFER_AVX512)
-  return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f))};
-#else
-  const __m256 scale = _mm256_set1_ps(256.0f);
-  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), scale),
-          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), scale)};
-#endif
+// e4m3 in the high byte of each word, as float16: one exponent bit more, so 2^-8 of the value; NaN is kept.
+static inline __m256i half_of_e4m3(__m256i words) {
+  const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(words, 1), _mm256_set1_epi16(0x3f80));
+  const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
+  const __m256i exponent = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7c00));
+  const __m256i sign = _mm256_and_si256(words, _mm256_set1_epi16(static_cast<short>(0x8000)));
+  return _mm256_or_si256(_mm256_or_si256(magnitude, exponent), sign);
 }
-
-#else
-
-static inline Lanes load_e4m3(const uint8_t* p) {
-  return each([&](int i) { return kE4m3[p[i]]; });
+static inline Pair load_e4m3_pair(const uint8_t* p, float scale) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  // Two factors: their product can overflow where the value does not.
+  const Lanes bias = splat(256.0f), factor = splat(scale);
+  const Lanes even = load_half(half_of_e4m3(_mm256_slli_epi16(words, 8)));
+  return {mul(mul(even, bias), factor), mul(mul(load_half(half_of_e4m3(words)), bias), factor)};
 }
 
 #endif

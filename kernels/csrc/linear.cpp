@@ -27,13 +27,14 @@ void store_row(Output out, int64_t offset, const float* values, int64_t count) {
     narrow(values, static_cast<bf16*>(out.data) + offset, count);
 }
 
-void load_row(Input x, int64_t offset, float* out, int64_t count, bool quantize) {
-  if (x.is_f32) {
-    std::memcpy(out, static_cast<const float*>(x.data) + offset, count * sizeof(float));
-    return;
-  }
-  widen(static_cast<const bf16*>(x.data) + offset, out, count);
-  if (quantize) quantize_dequantize_row(Codec::fp8_e8m0_32, out, count);
+void load_row(Rows& rows, int64_t r, Input x, int64_t offset, int64_t K, bool quantize) {
+  if (x.is_f32) return rows.set(r, static_cast<const float*>(x.data) + offset);
+  const bf16* row = static_cast<const bf16*>(x.data) + offset;
+  if (!quantize) return rows.set(r, row);
+  Buffer<float> values(K);
+  widen(row, values.data(), K);
+  quantize_dequantize_row(Codec::fp8_e8m0_32, values.data(), K);
+  rows.set(r, values.data());
 }
 
 }  // namespace
@@ -56,7 +57,7 @@ void linear(Input x, const Weight& weight, Output out, int64_t N, bool quantize)
   for (int64_t start = 0; start < N; start += kBatch) {
     const int64_t count = std::min(kBatch, N - start);
     Rows rows(count, K);
-    parallel_for(count, K, [&](int64_t r) { load_row(x, (start + r) * K, rows.row(r), K, quantize); });
+    parallel_for(count, K, [&](int64_t r) { load_row(rows, r, x, (start + r) * K, K, quantize); });
     product(rows.pointers(), count, K, weight.columns(), 0, M,
             [&](int64_t row, int64_t column, int64_t width, const float* sums) {
               store_row(out, (start + row) * M + column, sums, width);
@@ -70,7 +71,7 @@ void grouped_linear(const bf16* x, const Weight& weight, bf16* out, int64_t N, i
     const int64_t count = std::min(kBatch, N - start);
     Rows rows(count * G, K);  // group-major, so that a group's rows are neighbours
     parallel_for(count * G, K, [&](int64_t i) {
-      widen(x + ((start + i % count) * G + i / count) * K, rows.row(i), K);
+      rows.set(i, x + ((start + i % count) * G + i / count) * K);
     });
     for (int64_t g = 0; g < G; ++g)
       product(rows.pointers() + g * count, count, K, weight.columns(), g * R, R,

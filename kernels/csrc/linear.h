@@ -7,21 +7,19 @@
 
 namespace deepinfer {
 
-// Rows of K values as float32, each padded with zeros to a multiple of 16.
+// Rows of K values as dot_products wants them: float32 in split order, padded. The row length is never a
+// multiple of 4 KiB, so that the rows of a tile do not fall into the same cache sets.
 class Rows {
  public:
-  Rows(int64_t count, int64_t K) : padded_(round_up(K, 16)), values_(count * padded_), pointers_(count) {
-    for (int64_t r = 0; r < count; ++r) {
-      pointers_[r] = values_.data() + r * padded_;
-      for (int64_t k = K; k < padded_; ++k) values_[r * padded_ + k] = 0.0f;
-    }
+  Rows(int64_t count, int64_t K) : K_(K), stride_(round_up(K, 32) + 16), values_(count * stride_), pointers_(count) {
+    for (int64_t r = 0; r < count; ++r) pointers_[r] = values_.data() + r * stride_;
   }
-  float* row(int64_t r) { return values_.data() + r * padded_; }
+  void set(int64_t r, const float* x) { core().split(x, K_, values_.data() + r * stride_); }
+  void set(int64_t r, const bf16* x) { core().split_bf16(x, K_, values_.data() + r * stride_); }
   const float* const* pointers() const { return pointers_.data(); }
-  int64_t padded() const { return padded_; }
 
  private:
-  int64_t padded_;
+  int64_t K_, stride_;
   Buffer<float> values_;
   Buffer<const float*> pointers_;
 };
@@ -38,14 +36,15 @@ inline void narrow(const float* in, bf16* out, int64_t n) {
 template <class Write>
 void product(const float* const* x, int64_t N, int64_t K, const Columns& w, int64_t first, int64_t M,
              const Write& write) {
-  const int64_t chunks = (M + kColumnChunk - 1) / kColumnChunk;
+  const int64_t chunk = M < kColumnChunk * num_threads() ? 8 : kColumnChunk;  // small products: enough units
+  const int64_t chunks = (M + chunk - 1) / chunk;
   const int64_t blocks = (N + kRowBlock - 1) / kRowBlock;
   const int64_t rows = N < kRowBlock ? N : kRowBlock;
-  parallel_for(blocks * chunks, rows * K * kColumnChunk, [&](int64_t unit) {
-    const int64_t row = unit / chunks * kRowBlock, column = unit % chunks * kColumnChunk;
+  parallel_for(blocks * chunks, rows * K * chunk, [&](int64_t unit) {
+    const int64_t row = unit / chunks * kRowBlock, column = unit % chunks * chunk;
     const int64_t count = N - row < kRowBlock ? N - row : kRowBlock;
-    const int64_t width = M - column < kColumnChunk ? M - column : kColumnChunk;
-    Buffer<float> scratch(8 * round_up(K, 16));
+    const int64_t width = M - column < chunk ? M - column : chunk;
+    Buffer<float> scratch(dot_scratch(count));
     float sums[kRowBlock * kColumnChunk];
     core().dot_products(x + row, count, K, w, first + column, width, sums, kColumnChunk, scratch.data());
     for (int64_t r = 0; r < count; ++r) write(row + r, column, width, sums + r * kColumnChunk);

@@ -4,14 +4,49 @@ See ``kernels/csrc/core.h`` for the order of summation. Arguments were checked b
 """
 
 from deepinfer_kernels._cpu import get_isa, get_num_threads, set_isa, set_num_threads
+from deepinfer_kernels.cpu.attention import (
+    compress_pool,
+    gathered_attention,
+    index_topk,
+    sparse_attention,
+    store_compress_state,
+)
+from deepinfer_kernels.cpu.codec import pack_kv, quantize_dequantize, store_records, unpack_kv
+from deepinfer_kernels.cpu.engram import engram_gate
+from deepinfer_kernels.cpu.hyper_connection import (
+    hyper_connection_collapse,
+    hyper_connection_expand,
+    hyper_connection_mix,
+)
 from deepinfer_kernels.cpu.linear import grouped_linear, linear, linear_quantized
+from deepinfer_kernels.cpu.moe import moe_experts, route_experts, swiglu
+from deepinfer_kernels.cpu.norm_rope import apply_rope, rms_norm, rope_table
 
 __all__ = [
+    "apply_rope",
+    "compress_pool",
+    "engram_gate",
+    "gathered_attention",
     "get_isa",
     "get_num_threads",
     "grouped_linear",
+    "hyper_connection_collapse",
+    "hyper_connection_expand",
+    "hyper_connection_mix",
+    "index_topk",
     "linear",
     "linear_quantized",
+    "moe_experts",
+    "pack_kv",
+    "quantize_dequantize",
+    "rms_norm",
+    "rope_table",
+    "route_experts",
     "set_isa",
     "set_num_threads",
+    "sparse_attention",
+    "store_compress_state",
+    "store_records",
+    "swiglu",
+    "unpack_kv",
 ]

@@ -6,27 +6,14 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels import _cpu
-from deepinfer_kernels.weights import DenseWeight, Fp8Weight, Weight
-
-#: Storage formats as the extension numbers them.
-_BF16, _F32, _FP8, _FP4 = range(4)
-
-
-def native_weight(weight: Weight) -> tuple[int, int, int, int, int]:
-    """``(format, data address, scale address, M, K)`` of a weight or a stack of them."""
-    rows, inputs = weight.shape[-2:]
-    if isinstance(weight, DenseWeight):
-        kind = _F32 if weight.data.dtype == torch.float32 else _BF16
-        return kind, weight.data.data_ptr(), 0, rows, inputs
-    kind = _FP8 if isinstance(weight, Fp8Weight) else _FP4
-    return kind, weight.data.data_ptr(), weight.scale.data_ptr(), rows, inputs
+from deepinfer_kernels.cpu.arrays import array, native_weight
+from deepinfer_kernels.weights import Weight
 
 
 def _linear(x: Tensor, weight: Weight, out_dtype: torch.dtype, quantize: bool) -> Tensor:
     native = native_weight(weight)
     out = torch.empty(x.shape[0], native[3], dtype=out_dtype)
-    f32_in, f32_out = x.dtype == torch.float32, out_dtype == torch.float32
-    _cpu.linear(x.data_ptr(), f32_in, native, out.data_ptr(), f32_out, x.shape[0], quantize)
+    _cpu.linear(array(x), native, array(out), x.shape[0], quantize)
     return out
 
 

@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <cmath>
+
+#include "linear.h"
+
+namespace deepinfer {
+namespace {
+
+float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x)))); }
+
+// Softmax of each row of [m, m], plus eps.
+void softmax_rows(float* comb, int64_t m, float eps) {
+  for (int64_t i = 0; i < m; ++i) {
+    float* row = comb + i * m;
+    const float peak = *std::max_element(row, row + m);
+    float total = 0.0f;
+    for (int64_t j = 0; j < m; ++j) total += row[j] = static_cast<float>(std::exp(static_cast<double>(row[j] - peak)));
+    for (int64_t j = 0; j < m; ++j) row[j] = row[j] / total + eps;
+  }
+}
+
+// Divide every line of [m, m] by its sum + eps: rows for stride 1, columns for stride m.
+void normalize(float* comb, int64_t m, int64_t stride, float eps) {
+  const int64_t next = stride == 1 ? m : 1;
+  for (int64_t i = 0; i < m; ++i) {
+    float* line = comb + i * next;
+    float total = 0.0f;
+    for (int64_t j = 0; j < m; ++j) total += line[j * stride];
+    for (int64_t j = 0; j < m; ++j) line[j * stride] /= total + eps;
+  }
+}
+
+void sinkhorn(float* comb, int64_t m, int64_t iterations, float eps) {
+  softmax_rows(comb, m, eps);
+  normalize(comb, m, m, eps);
+  for (int64_t i = 1; i < iterations; ++i) {
+    normalize(comb, m, 1, eps);
+    normalize(comb, m, m, eps);
+  }
+}
+
+}  // namespace
+
+void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale, int64_t iterations,
+                          float eps, float norm_eps, float* pre, float* post, float* comb, int64_t N, int64_t m,
+                          int64_t d) {
+  const int64_t K = m * d, M = m * (2 + m);
+  Rows rows(N, K);
+  Buffer<float> mixes(N * M);
+  Buffer<float> rstd(N);
+  parallel_for(N, 4 * K, [&](int64_t n) {
+    Buffer<float> row(K);
+    widen(x + n * K, row.data(), K);
+    rows.set(n, row.data());
+    rstd[n] = 1.0f / std::sqrt(core().dot(row.data(), row.data(), K) / static_cast<float>(K) + norm_eps);
+  });
+  const Columns columns{Format::f32, fn, K * static_cast<int64_t>(sizeof(float))};
+  product(rows.pointers(), N, K, columns, 0, M, [&](int64_t n, int64_t column, int64_t width, const float* sums) {
+    for (int64_t c = 0; c < width; ++c) mixes[n * M + column + c] = sums[c] * rstd[n];
+  });
+  parallel_for(N, 2000 + iterations * m * m * 20, [&](int64_t n) {
+    const float* z = mixes.data() + n * M;
+    for (int64_t i = 0; i < m; ++i) {
+      pre[n * m + i] = sigmoid(z[i] * scale[0] + base[i]) + eps;
+      post[n * m + i] = 2.0f * sigmoid(z[m + i] * scale[1] + base[m + i]);
+    }
+    float* mixing = comb + n * m * m;
+    for (int64_t i = 0; i < m * m; ++i) mixing[i] = z[2 * m + i] * scale[2] + base[2 * m + i];
+    sinkhorn(mixing, m, iterations, eps);
+  });
+}
+
+void hyper_connection_collapse(const bf16* x, const float* pre, bf16* out, int64_t N, int64_t m, int64_t d) {
+  parallel_for(N, m * d, [&](int64_t n) {
+    const bf16* streams = x + n * m * d;
+    for (int64_t k = 0; k < d; ++k) {
+      float total = pre[n * m] * from_bf16(streams[k]);
+      for (int64_t i = 1; i < m; ++i) total += pre[n * m + i] * from_bf16(streams[i * d + k]);
+      out[n * d + k] = to_bf16(total);
+    }
+  });
+}
+
+void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, const float* comb, bf16* out, int64_t N,
+                             int64_t m, int64_t d) {
+  parallel_for(N * m, m * d, [&](int64_t unit) {
+    const int64_t n = unit / m, j = unit % m;
+    const bf16* streams = x + n * m * d;
+    const float* mixing = comb + n * m * m + j;  // column j
+    for (int64_t k = 0; k < d; ++k) {
+      float mixed = mixing[0] * from_bf16(streams[k]);
+      for (int64_t i = 1; i < m; ++i) mixed += mixing[i * m] * from_bf16(streams[i * d + k]);
+      out[unit * d + k] = to_bf16(post[unit] * from_bf16(y[n * d + k]) + mixed);
+    }
+  });
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,101 @@
+"""Compressor, two-level indexer and sparse attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer_kernels import _cpu
+from deepinfer_kernels.cpu.arrays import address
+
+
+def compress_pool(
+    values: Tensor,
+    scores: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    ratio: int,
+) -> Tensor:
+    """See the interface."""
+    groups, dim = rows.shape[0], values.shape[1]
+    out = torch.empty(groups, dim)
+    inputs = values.data_ptr(), scores.data_ptr(), state.data_ptr()
+    places = slots.data_ptr(), starts.data_ptr(), positions.data_ptr(), rows.data_ptr()
+    _cpu.compress_pool(*inputs, *places, out.data_ptr(), groups, dim, state.shape[1], ratio)
+    return out
+
+
+def store_compress_state(
+    values: Tensor, scores: Tensor, state: Tensor, slots: Tensor, positions: Tensor, ends: Tensor
+) -> None:
+    """See the interface."""
+    arrays = values.data_ptr(), scores.data_ptr(), state.data_ptr()
+    places = slots.data_ptr(), positions.data_ptr(), ends.data_ptr()
+    _cpu.store_compress_state(*arrays, *places, *values.shape, state.shape[1])
+
+
+def index_topk(
+    q: Tensor,
+    weights: Tensor,
+    key_cache: Tensor,
+    block_tables: Tensor,
+    seq_of_row: Tensor,
+    visible: Tensor,
+    topk: int,
+    candidate_blocks: Tensor | None,
+    block_size: int,
+    keep_blocks: int,
+) -> tuple[Tensor, Tensor | None]:
+    """See the interface."""
+    rows, heads, dim = q.shape
+    indices = torch.empty(rows, topk, dtype=torch.int32)
+    blocks = torch.empty(rows, keep_blocks, dtype=torch.int32) if keep_blocks else None
+    candidates = -1 if candidate_blocks is None else candidate_blocks.shape[1]
+    sizes = [heads, dim, key_cache.shape[1], block_tables.shape[1], topk, candidates, block_size, keep_blocks]
+    keys = key_cache.data_ptr(), block_tables.data_ptr(), seq_of_row.data_ptr(), visible.data_ptr()
+    query = (q.data_ptr(), weights.data_ptr(), *keys, address(candidate_blocks), sizes)
+    _cpu.index_topk(query, indices.data_ptr(), address(blocks), rows)
+    return indices, blocks
+
+
+def sparse_attention(
+    q: Tensor,
+    sink: Tensor,
+    scale: float,
+    window_cache: Tensor,
+    chunk_records: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    positions: Tensor,
+    window_size: int,
+    compressed_cache: Tensor | None,
+    block_tables: Tensor | None,
+    seq_of_row: Tensor | None,
+    indices: Tensor | None,
+) -> Tensor:
+    """See the interface."""
+    out = torch.empty_like(q)
+    places = slots.data_ptr(), starts.data_ptr(), positions.data_ptr()
+    window = (window_cache.data_ptr(), chunk_records.data_ptr(), *places, window_cache.shape[1], window_size)
+    compressed = (0, 0, 0, 0, 0, 0, 0)
+    if compressed_cache is not None and block_tables is not None and indices is not None:
+        lists = block_tables.data_ptr(), address(seq_of_row), indices.data_ptr()
+        sizes = compressed_cache.shape[1], block_tables.shape[1], indices.shape[1]
+        compressed = (compressed_cache.data_ptr(), *lists, *sizes)
+    _cpu.sparse_attention(q.data_ptr(), sink.data_ptr(), scale, window, compressed, out.data_ptr(), *q.shape)
+    return out
+
+
+def gathered_attention(q: Tensor, keys: Tensor, indices: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """The softmax of :func:`sparse_attention` over plain keys.
+
+    ``q [N,H,D]``, ``keys [L,D]`` bf16 (also the values), ``indices [N,K]`` int32 (−1 = an empty place of the
+    list), ``sink [H]`` f32 → bf16 ``[N,H,D]``. ``D`` is a multiple of 16.
+    """
+    out = torch.empty_like(q)
+    inputs = q.data_ptr(), keys.data_ptr(), indices.data_ptr(), sink.data_ptr()
+    _cpu.gathered_attention(*inputs, scale, out.data_ptr(), *q.shape, keys.shape[0], indices.shape[1])
+    return out
