@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import signal
@@ -38,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 stops nothing
     try:
-        if name.startswith("-") or not name:
-            return _run_without_command(arguments)
-        return _run_command(name, arguments[1:])
+        code = _run_command(name, arguments[1:]) if name[:1] not in ("", "-") else _run_without_command(arguments)
+        sys.stdout.flush()  # here a reader that went away is noticed in time
+        return code
     except SystemExit as exit:  # argparse: --help is 0, a bad option 2
         return exit.code if isinstance(exit.code, int) else 2
     except DeepInferError as error:
@@ -118,7 +121,7 @@ def _refuse(name: str, error: DeepInferError) -> int:
         show = False
     if show:
         traceback.print_exception(error)
-    print(f"deepinfer{f' {name}' if name in COMMANDS else ''}: error: {error}", file=sys.stderr)
+    print(f"deepinfer {name}".rstrip() + f": error: {error}", file=sys.stderr)
     return 2
 
 

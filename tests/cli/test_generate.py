@@ -103,6 +103,16 @@ def test_a_terminal_is_not_waited_for(
     assert "no prompt: give one as argument" in capsys.readouterr().err
 
 
+def test_a_prompt_may_look_like_an_option_after_two_dashes(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--max-tokens", "3", "--", "-5 apples") == 0
+    assert capsys.readouterr().out == "selppa 5-\n"
+
+
+def test_prompts_and_options_may_alternate(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("ab", "--max-tokens", "3", "cd") == 0
+    assert capsys.readouterr().out == "[1/2] ab\nba\n\n[2/2] cd\ndc\n\n"
+
+
 # -- bad input
 
 

@@ -36,6 +36,49 @@ def test_light_commands_work_without_torch() -> None:
     assert report["plugins"] == json.loads(listed.stdout)
 
 
+def test_inspect_needs_no_torch() -> None:
+    result = run("inspect", TINY)
+    assert result.returncode == 0, result.stderr
+    assert "hidden_size" in result.stdout
+
+
+def test_a_plugin_adds_a_command(tmp_path: Path) -> None:
+    package, info = tmp_path / "plugin_tool", tmp_path / "dist_tool-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dist-tool\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[deepinfer.plugins]\ntool = plugin_tool\n")
+    (package / "deepinfer_plugin.toml").write_text(
+        'name = "tool"\napi = ">=1.0,<2"\n[[component]]\nseam = "command"\nname = "greet"\n'
+        'object = "plugin_tool:Greet"\ncapabilities = { help = "says hello" }\n'
+    )
+    (package / "__init__.py").write_text(
+        "from deepinfer_core.errors import ConfigError\n"
+        "class Greet:\n"
+        "    def add_arguments(self, parser):\n        parser.add_argument('name')\n"
+        "    def run(self, args):\n"
+        "        if args.name == 'nobody':\n            raise ConfigError('nobody is there')\n"
+        "        print('hello', args.name)\n        return 0\n"
+    )
+    shown = run("--help", PYTHONPATH=str(tmp_path))
+    assert "greet          says hello" in shown.stdout
+    done = run("greet", "you", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "hello you\n")
+    refused = run("greet", "nobody", PYTHONPATH=str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (2, "deepinfer greet: error: nobody is there\n")
+    assert run("greet", "--nmae", PYTHONPATH=str(tmp_path)).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [("env", "--json"), ("--version",)])
+def test_a_reader_that_goes_away_ends_the_command_quietly(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "deepinfer_core.cli.main", *arguments]
+    read, write = os.pipe()
+    os.close(read)  # gone before the first byte
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
 def test_bad_input_of_generate_is_refused_without_torch() -> None:
     result = run("generate", "--model", TINY, "--top-p", "2", "Hello")
     assert (result.returncode, result.stdout) == (2, "")
@@ -105,7 +148,7 @@ def test_inspect_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ("change", "message"),
     [
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "did you mean 'DeepseekV41ForCausalLM'?"),
-        ({"text_config": {}}, "num_hidden_layers"),
+        ({"text_config": {}}, "vocab_size"),
     ],
 )
 def test_inspect_refuses_a_bad_config(

@@ -203,6 +203,21 @@ def test_a_named_model_plugin_wins_over_an_installed_one(install: Install) -> No
         manager("old", "new").model_for("LlamaForCausalLM")
 
 
+def test_what_the_model_plugin_ships_comes_before_the_built_in_defaults(write: Install) -> None:
+    components = (
+        '[[component]]\nseam = "model"\nname = "m"\nobject = "plugin_full:Model"\n'
+        'capabilities = { architectures = ["Full"] }\n'
+        '[[component]]\nseam = "sampler"\nname = "s"\nobject = "plugin_full:Sampler"\n'
+    )
+    code = MODEL.format(label="full").replace("Thing", "Model") + "class Sampler:\n    def sample(self): ...\n"
+    write("full", f'name = "full"\napi = ">=1.0,<2"\n{components}', code)
+    found = manager()
+    assert row(found, "default").state == "active"
+    assert found.model_for("Full").label == "full"
+    assert type(found.component("sampler")).__module__ == "plugin_full"
+    assert row(found, "default").reason == "overridden by 's' (dist-full 1.0)"
+
+
 def test_an_unknown_architecture_names_the_known_ones(write: Install) -> None:
     write("sick", "nonsense")
     with pytest.raises(PluginError) as caught:
