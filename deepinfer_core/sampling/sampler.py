@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _INT32_MAX = 2**31 - 1
 
 
+def _usable_cpus() -> int:
+    """CPUs this process may run on; all of them where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class DefaultSampler:
     """Implements :class:`deepinfer_core.interfaces.sampler.Sampler`; ``csrc/sampler.h`` has the exact rules.
 
@@ -25,7 +30,7 @@ class DefaultSampler:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._native = _C.Sampler(num_threads=num_threads or len(os.sched_getaffinity(0)))
+        self._native = _C.Sampler(num_threads=num_threads or _usable_cpus())
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """See the protocol. Logits on a device are copied to the host first."""

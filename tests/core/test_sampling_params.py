@@ -1,0 +1,144 @@
+"""Sampling parameters are refused here, by name, value and rule, or they are right."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from fractions import Fraction
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer_core.errors import RequestError
+from deepinfer_core.sampling_params import SamplingParams
+
+NUMBERS = ["temperature", "top_p", "min_p"]
+INTEGERS = ["n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs"]
+FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
+
+
+def test_the_defaults_are_the_ecosystems() -> None:
+    expected: dict[str, Any] = {
+        "n": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": (),
+        "stop_token_ids": (), "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None,
+        "skip_special_tokens": True, "include_stop_str_in_output": False,
+    }  # fmt: skip
+    assert attrs.asdict(SamplingParams()) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_p": 1.7}, "top_p must be in (0, 1], got 1.7"),
+        ({"top_p": 0}, "top_p must be in (0, 1], got 0.0"),
+        ({"temperature": -0.1}, "temperature must be a finite number >= 0 (0 is greedy), got -0.1"),
+        ({"min_p": 1.01}, "min_p must be in [0, 1], got 1.01"),
+        ({"top_k": -2}, "top_k must be -1 or 0 (off) or a positive integer, got -2"),
+        ({"n": 2}, "n must be 1 (several completions per prompt are not supported), got 2"),
+        ({"max_tokens": 0}, "max_tokens must be None or an integer >= 1, got 0"),
+        ({"min_tokens": -1}, "min_tokens must be an integer >= 0, got -1"),
+        ({"min_tokens": 17}, "min_tokens must be <= max_tokens (16), got 17"),
+        ({"seed": -1}, "seed must be None or an integer in [0, 2**64), got -1"),
+        ({"seed": 2**64}, f"seed must be None or an integer in [0, 2**64), got {2**64}"),
+        ({"logprobs": -1}, "logprobs must be None or an integer >= 0, got -1"),
+        ({"stop": ""}, "stop must be None, a non-empty string or a list of them, got ''"),
+        ({"stop": ["a", ""]}, "stop must be None, a non-empty string or a list of them, got ['a', '']"),
+        ({"stop": [1]}, "stop must be None, a non-empty string or a list of them, got [1]"),
+        ({"stop": b"a"}, "stop must be None, a non-empty string or a list of them, got b'a'"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids must be None or a list of token ids >= 0, got [1, -1]"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be None or a list of token ids >= 0, got 3"),
+        ({"stop_token_ids": [True]}, "stop_token_ids must be None or a list of token ids >= 0, got True"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids must be None or a list of token ids >= 0, got '1'"),
+        ({"temprature": 1}, "SamplingParams has no field 'temprature'; did you mean 'temperature'?"),
+        ({"topk": 1}, "SamplingParams has no field 'topk'; did you mean 'top_k'?"),
+        ({"zzz": 1}, "SamplingParams has no field 'zzz'"),
+    ],
+)
+def test_refusals_name_field_rule_and_value(fields: dict[str, Any], message: str) -> None:
+    for build in (lambda: SamplingParams(**fields), lambda: SamplingParams.from_dict(fields)):
+        with pytest.raises(RequestError) as refusal:
+            build()
+        assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["1", True, None, float("nan"), float("inf"), -float("inf"), [1.0], 1j, object()])
+def test_numbers_are_finite_numbers(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"{name} must be"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", ["1", True, False, 1.0, float("nan"), [1]])
+def test_integers_are_integers(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"{name} must be"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["n", "top_k", "min_tokens"])
+def test_only_optional_integers_may_be_none(name: str) -> None:
+    assert SamplingParams(max_tokens=None, seed=None, logprobs=None).max_tokens is None
+    with pytest.raises(RequestError, match=f"{name} must be"):
+        SamplingParams(**{name: None})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_flags_are_booleans(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"{name} must be True or False, got"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_others_are_accepted_as_plain_ones() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), top_p=Fraction(1, 2), min_p=0, seed=2**64 - 1
+    )
+    assert (params.temperature, params.top_k, params.top_p, params.min_p, params.seed) == (0.5, 3, 0.5, 0.0, 2**64 - 1)
+    assert [type(value) for value in (params.temperature, params.top_k, params.min_p)] == [float, int, float]
+
+
+def test_stops_are_normalised() -> None:
+    params = SamplingParams(stop="end", stop_token_ids=[7, 3, 7])
+    assert params.stop == ("end",) and params.stop_token_ids == (3, 7)
+    assert SamplingParams(stop=["b", "a", "b"]).stop == ("b", "a")
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams(stop=[], stop_token_ids=[])
+
+
+def test_params_are_immutable_values() -> None:
+    params = SamplingParams(temperature=0.3, stop=["x"], seed=4)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        params.seed = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplingParams(0.3)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+    assert SamplingParams.from_dict(json.loads(json.dumps(attrs.asdict(params)))) == params
+    assert len({params, attrs.evolve(params), attrs.evolve(params, seed=5)}) == 2
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams(temperature=0).is_greedy and not SamplingParams(temperature=1e-9).is_greedy
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_given_seed_is_kept(seed: int) -> None:
+    assert SamplingParams(seed=seed).resolve_seed(random.Random(0)) == seed
+
+
+def test_a_missing_seed_is_drawn_anew_each_time() -> None:
+    rng = random.Random(0)
+    seeds = {SamplingParams().resolve_seed(rng) for _ in range(100)}
+    assert len(seeds) == 100 and all(0 <= seed < 2**64 for seed in seeds) and max(seeds) > 2**60
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    SamplingParams(stop_token_ids=[511], logprobs=512).check_vocabulary(512)
+    with pytest.raises(RequestError, match=r"stop_token_ids must be below the vocabulary's size 512, got \[512, 600\]"):
+        SamplingParams(stop_token_ids=[3, 600, 512]).check_vocabulary(512)
+    with pytest.raises(RequestError, match="logprobs must be at most the vocabulary's size 512, got 513"):
+        SamplingParams(logprobs=513).check_vocabulary(512)
