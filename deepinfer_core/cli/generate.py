@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +17,7 @@ from deepinfer_core.model_loader.hf_config import load_hf_config
 from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from deepinfer_core.outputs import RequestOutput
+    from deepinfer_core.outputs import CompletionOutput, Logprob, RequestOutput
 
 #: Options of the group "sampling": the field of SamplingParams, how to read it, its placeholder, its help.
 _SAMPLING: tuple[tuple[str, Any, str, str], ...] = (
@@ -53,14 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
     with LLM(**engine_args) as llm:
         if len(prompts) == 1 and not args.json:
-            return _exit_code([_stream(llm.stream(prompts[0], params))])
+            _stream(llm.stream(prompts[0], params))
+            return 0
         outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
     for index, output in enumerate(outputs):
-        if args.json:
-            print(json.dumps(_as_json(index, output), ensure_ascii=False))
-        else:
-            _print_one(index, len(outputs), output)
-    return _exit_code(outputs)
+        _print(index, len(outputs), output, as_json=args.json)
+    return 2 if any(output.error is not None for output in outputs) else 0
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,55 +98,40 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams.from_dict({**load_hf_config(args.model).sampling_defaults, **given})
 
 
-def _stream(outputs: Iterable[RequestOutput]) -> RequestOutput:
-    """Print text as it comes; each output carries the whole text so far. Returns the last one."""
-    shown, last = 0, None
-    for last in outputs:
-        text = last.outputs[0].text if last.outputs else ""
-        sys.stdout.write(text[shown:])
+def _stream(pieces: Iterable[CompletionOutput]) -> None:
+    """Print text as it comes."""
+    for piece in pieces:
+        sys.stdout.write(piece.text)
         sys.stdout.flush()
-        shown = len(text)
-    if last is None:
-        raise RuntimeError("the engine ended a request without an output")
-    if last.error is None or shown:
-        print()
-    _report(last, "")
-    return last
+    print()
 
 
-def _print_one(index: int, count: int, output: RequestOutput) -> None:
+def _print(index: int, count: int, output: RequestOutput, *, as_json: bool) -> None:
     where = f"[{index + 1}/{count}]"
-    if output.error is None:
+    if as_json:
+        print(json.dumps(_as_json(index, output), ensure_ascii=False))
+    elif output.error is None:
         print(f"{where} {output.prompt}\n{output.outputs[0].text}\n")
-    _report(output, f"{where} ")
-
-
-def _report(output: RequestOutput, where: str) -> None:
     if output.error is not None:
-        sys.stdout.flush()
-        print(f"deepinfer generate: error: {where}{output.error}", file=sys.stderr)
-
-
-def _exit_code(outputs: Iterable[RequestOutput]) -> int:
-    return 2 if any(output.error is not None for output in outputs) else 0
+        sys.stdout.flush()  # so that both streams, shown together, stay in order
+        print(f"deepinfer generate: error: {where} {output.error}", file=sys.stderr)
 
 
 def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
-    completion = output.outputs[0] if output.outputs else None
-    logprobs = completion.logprobs if completion else None
+    completion = output.outputs[0]
     return {
         "index": index,
         "prompt": output.prompt,
-        "prompt_token_ids": _plain(output.prompt_token_ids),
-        "text": completion.text if completion else "",
-        "token_ids": _plain(completion.token_ids) if completion else [],
-        "finish_reason": completion.finish_reason if completion else "error",
-        "stop_reason": completion.stop_reason if completion else None,
-        "cumulative_logprob": completion.cumulative_logprob if completion else None,
-        "logprobs": logprobs and [{str(k): attrs.asdict(v) for k, v in position.items()} for position in logprobs],
+        "prompt_token_ids": output.prompt_token_ids,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": completion.cumulative_logprob,
+        "logprobs": completion.logprobs and [_position_as_json(position) for position in completion.logprobs],
         "error": output.error,
     }
 
 
-def _plain(ids: Iterable[int] | None) -> list[int] | None:
-    return None if ids is None else [int(token) for token in ids]
+def _position_as_json(position: Mapping[int, Logprob]) -> list[dict[str, Any]]:
+    return [{"token_id": token, **attrs.asdict(entry)} for token, entry in position.items()]

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 import deepinfer_core
-
-
-def output(prompt: str, text: str, error: str | None = None, **fields: Any) -> SimpleNamespace:
-    """A RequestOutput as far as the command line looks at it."""
-    completion = SimpleNamespace(
-        text=text, token_ids=[7, 8], finish_reason="stop", stop_reason=None, cumulative_logprob=None, logprobs=None
-    )
-    vars(completion).update(fields)
-    return SimpleNamespace(
-        prompt=prompt, prompt_token_ids=[1, 2], outputs=[completion] if error is None else [], error=error
-    )
+from deepinfer_core.errors import RequestError
+from deepinfer_core.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 class FakeLLM:
@@ -39,17 +29,22 @@ class FakeLLM:
     def __exit__(self, *error: object) -> None:
         self.is_closed = True
 
-    def generate(self, prompts: Sequence[str], params: Any, *, use_tqdm: bool) -> list[SimpleNamespace]:
+    def generate(self, prompts: Sequence[str], params: Any, *, use_tqdm: bool) -> list[RequestOutput]:
         self.params = params
-        return [list(self.stream(prompt, params))[-1] for prompt in prompts]
+        return [self._output(str(i), prompt) for i, prompt in enumerate(prompts)]
 
-    def stream(self, prompt: str, params: Any) -> Iterator[SimpleNamespace]:
+    def stream(self, prompt: str, params: Any) -> Iterator[CompletionOutput]:
         self.params = params
         if not prompt:
-            yield output(prompt, "", "the prompt is empty")
-            return
-        for end in range(1, len(prompt) + 1):
-            yield output(prompt, prompt[::-1][:end])
+            raise RequestError("the prompt is empty")
+        return (CompletionOutput(0, character, [7]) for character in reversed(prompt))
+
+    def _output(self, request_id: str, prompt: str) -> RequestOutput:
+        if not prompt:
+            return RequestOutput.refused(request_id, "the prompt is empty", prompt=prompt)
+        logprobs = [{7: Logprob(-0.5, 1, "x"), 8: Logprob(-1.5, 2, "y")}]
+        completion = CompletionOutput(0, prompt[::-1], [7, 8], logprobs=logprobs, finish_reason="stop")
+        return RequestOutput(request_id, prompt, [1, 2], [completion], finished=True)
 
 
 @pytest.fixture

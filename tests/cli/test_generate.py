@@ -48,6 +48,8 @@ def test_json_prints_one_object_per_line(llm: Any, capsys: pytest.CaptureFixture
     first, second = map(json.loads, lines)
     assert (first["index"], first["prompt"], first["text"], first["token_ids"]) == (0, "ab", "ba", [7, 8])
     assert (first["finish_reason"], first["error"]) == ("stop", None)
+    assert [entry["token_id"] for entry in first["logprobs"][0]] == [7, 8]
+    assert first["logprobs"][0][1] == {"token_id": 8, "logprob": -1.5, "rank": 2, "decoded_token": "y"}
     assert "é" in lines[1] and second["index"] == 1
 
 
