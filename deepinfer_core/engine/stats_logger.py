@@ -1,0 +1,183 @@
+"""What the engine is doing, as numbers for ``get_metrics`` and as a log line every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from deepinfer_core.outputs import RequestMetrics
+
+logger = logging.getLogger(__name__)
+
+#: Latencies are those of this many last finished requests.
+NUM_RECENT_REQUESTS = 512
+
+Metrics = dict[str, float]
+
+
+@attrs.frozen(slots=True)
+class _Step:
+    """One step, as it ended."""
+
+    time: float
+    prefill_tokens: int
+    generated_tokens: int
+    phases: Mapping[str, float]
+
+
+class StatsLogger:
+    """Counts steps and requests. Nothing here waits, and a step costs a few microseconds.
+
+    enabled: whether lines are logged (at level info); :meth:`snapshot` works either way.
+    interval_seconds: between lines, and the time over which rates and shares are taken.
+    extra_metrics: given the snapshot, returns tables of further entries for the line; the bound hook
+        ``build_extra_metrics_log``.
+    clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        interval_seconds: float = 10.0,
+        extra_metrics: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._enabled = enabled
+        self._interval = interval_seconds
+        self._extra_metrics = extra_metrics
+        self._clock = clock
+        self._started: float | None = None
+        self._next_log = 0.0
+        self._has_news = False
+        self._phases: dict[str, float] = {}
+        self._steps: deque[_Step] = deque()
+        self._totals: Metrics = dict.fromkeys(("steps", "prefill_tokens", "generated_tokens", "finished_requests"), 0)
+        self._gauges: Metrics = dict.fromkeys(("running", "waiting", "used_pages", "total_pages"), 0)
+        self._first_token: deque[float] = deque(maxlen=NUM_RECENT_REQUESTS)
+        self._inter_token: deque[float] = deque(maxlen=NUM_RECENT_REQUESTS)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to this phase of the current step."""
+        begin = self._now()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + self._clock() - begin
+
+    def step(
+        self,
+        *,
+        prefill_tokens: int,
+        generated_tokens: int,
+        running: int,
+        waiting: int,
+        used_pages: int,
+        total_pages: int,
+    ) -> None:
+        """A step has ended: its tokens, and the queues and the cache as they are now. Logs when it is time."""
+        now = self._now()
+        self._steps.append(_Step(now, prefill_tokens, generated_tokens, self._phases))
+        self._phases = {}
+        self._forget_before(now - self._interval)
+        self._totals["steps"] += 1
+        self._totals["prefill_tokens"] += prefill_tokens
+        self._totals["generated_tokens"] += generated_tokens
+        self._gauges = {"running": running, "waiting": waiting, "used_pages": used_pages, "total_pages": total_pages}
+        self._has_news = True
+        if self._enabled and now >= self._next_log:
+            self.log()
+
+    def finished(self, metrics: RequestMetrics, num_tokens: int) -> None:
+        """A request has ended with ``num_tokens`` generated; its latencies count from now on."""
+        self._totals["finished_requests"] += 1
+        if metrics.time_to_first_token is not None:
+            self._first_token.append(metrics.time_to_first_token)
+        if num_tokens > 1 and metrics.first_token_time is not None and metrics.last_token_time is not None:
+            self._inter_token.append((metrics.last_token_time - metrics.first_token_time) / (num_tokens - 1))
+
+    def snapshot(self) -> Metrics:
+        """Everything as plain numbers: totals, queues and cache now, rates and time shares of the last interval,
+        latencies of recent requests (absent until one has finished).
+
+        Rates are per second of wall time. ``time_share_<phase>`` is of wall time too; what is missing to 1 was
+        spent outside the phases. Latencies are ``<name>_mean``, ``_p50``, ``_p99`` in seconds: to a request's
+        first token from its arrival, and between its tokens on average.
+        """
+        now = self._now()
+        self._forget_before(now - self._interval)
+        elapsed = max(min(self._interval, now - self._started) if self._started is not None else 0.0, 1e-9)
+        metrics: Metrics = {**self._totals, **self._gauges}
+        metrics["cache_usage"] = self._gauges["used_pages"] / max(self._gauges["total_pages"], 1)
+        metrics["prefill_tokens_per_second"] = sum(step.prefill_tokens for step in self._steps) / elapsed
+        metrics["generated_tokens_per_second"] = sum(step.generated_tokens for step in self._steps) / elapsed
+        for name in dict.fromkeys(name for step in self._steps for name in step.phases):
+            metrics[f"time_share_{name}"] = sum(step.phases.get(name, 0.0) for step in self._steps) / elapsed
+        metrics |= _latencies("time_to_first_token", self._first_token)
+        metrics |= _latencies("inter_token_latency", self._inter_token)
+        return metrics
+
+    def log(self) -> None:
+        """Log a line now."""
+        metrics = self.snapshot()
+        extra: dict[str, Any] = {}
+        for entries in () if self._extra_metrics is None else self._extra_metrics(metrics):
+            extra |= entries
+        logger.info("%s", _line(metrics, extra))
+        self._next_log = self._now() + self._interval
+        self._has_news = False
+
+    def close(self) -> None:
+        """Log what has happened since the last line, if anything has."""
+        if self._enabled and self._has_news:
+            self.log()
+
+    def _now(self) -> float:
+        now = self._clock()
+        if self._started is None:
+            self._started = now
+            self._next_log = now + self._interval
+        return now
+
+    def _forget_before(self, time: float) -> None:
+        while self._steps and self._steps[0].time < time:
+            self._steps.popleft()
+
+
+def _latencies(name: str, seconds: deque[float]) -> Metrics:
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    return {
+        f"{name}_mean": sum(ordered) / len(ordered),
+        f"{name}_p50": ordered[(len(ordered) - 1) // 2],
+        f"{name}_p99": ordered[(len(ordered) - 1) * 99 // 100],
+    }
+
+
+def _line(metrics: Metrics, extra: Mapping[str, Any]) -> str:
+    parts = [
+        f"prefill {metrics['prefill_tokens_per_second']:.1f} tokens/s",
+        f"decode {metrics['generated_tokens_per_second']:.1f} tokens/s",
+        f"running {metrics['running']}, waiting {metrics['waiting']}, finished {metrics['finished_requests']}",
+        f"cache {metrics['cache_usage']:.1%} of {metrics['total_pages']} pages",
+    ]
+    for label, name in (("first token", "time_to_first_token"), ("inter-token", "inter_token_latency")):
+        if f"{name}_mean" in metrics:
+            parts.append(f"{label} {1e3 * metrics[f'{name}_mean']:.1f} ms (p99 {1e3 * metrics[f'{name}_p99']:.1f})")
+    shares = [
+        f"{name.removeprefix('time_share_')} {share:.0%}"
+        for name, share in metrics.items()
+        if name.startswith("time_share_")
+    ]
+    if shares:
+        parts.append("time: " + ", ".join(shares))
+    return " | ".join([*parts, *(f"{name} {value}" for name, value in extra.items())])
