@@ -147,7 +147,8 @@ def _check(
     problems += _unexpected(index, {spec.name for spec in specs}, ignore)
     if problems:
         summary = shorten(problems, limit=100, separator="\n  ")
-        raise CheckpointError(f"{index.path} does not fit the model ({len(problems)} problems):\n  {summary}")
+        count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+        raise CheckpointError(f"{index.path} does not fit the model ({count}):\n  {summary}")
     return sorted(fitted, key=lambda entry: (str(entry.tensor.shard), entry.tensor.begin))
 
 
