@@ -139,7 +139,8 @@ class HookSpecs:
         """Add to a line of the statistics log.
 
         When: as the statistics are logged, every few seconds. Arguments: ``metrics``, what the line has so
-        far. Returns a mapping of further names to numbers or strings. For: a plugin's own metrics.
+        far. Returns a mapping of further names to numbers or strings; of equal names the last plugin's counts.
+        For: a plugin's own metrics.
         """
         return {}
 
@@ -151,5 +152,8 @@ class HookSpecs:
         raised. Arguments: ``error``, the exception. For: alerting. It cannot be suppressed here.
         """
 
+
+#: Hooks whose results are joined to one mapping.
+MERGED_HOOKS: Final = frozenset({"build_extra_metrics_log"})
 
 HOOK_NAMES: Final = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))

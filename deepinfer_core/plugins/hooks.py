@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
 from attrs import field, fields, frozen
 
 from deepinfer_core.errors import PluginError, nearest
-from deepinfer_core.hookspecs import HOOK_NAMES, PROJECT, HookSpecs, hookimpl
+from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs, hookimpl
 
 Hook = Callable[..., Any] | None
 
@@ -20,7 +20,8 @@ class Hooks:
     """One bound callable per hook of ``deepinfer_core.hookspecs``, or None where nobody implements it.
 
     Arguments are positional, in the order of the specification. The result is the list of what the
-    implementations returned, in order, without None; for a ``firstresult`` hook the first answer or None.
+    implementations returned, in order, without None; for a ``firstresult`` hook the first answer or None; for
+    one of ``MERGED_HOOKS`` one mapping with everything.
     """
 
     init_pd_split: Hook = field(default=None)
@@ -88,11 +89,19 @@ def _bind(caller: pluggy.HookCaller) -> Hook:
     spec = caller.spec
     if spec is None:
         raise PluginError(f"hook {caller.name!r} has no specification")
+    names = spec.argnames
     if any(impl.hookwrapper or impl.wrapper for impl in implementations):
-        names = spec.argnames
-        return lambda *args: caller(**dict(zip(names, args, strict=True)))
-    calls = [_noted(impl, spec.argnames) for impl in implementations]
-    return _first(calls) if spec.opts.get("firstresult") else _all(calls)
+        run = _through_pluggy(caller, names)
+    elif spec.opts.get("firstresult"):
+        run = _first([_noted(impl, names) for impl in implementations])
+    else:
+        run = _all([_noted(impl, names) for impl in implementations])
+    return _merged(run) if caller.name in MERGED_HOOKS else run
+
+
+def _through_pluggy(caller: pluggy.HookCaller, names: Sequence[str]) -> Callable[..., Any]:
+    """For wrappers, which only pluggy knows how to nest."""
+    return lambda *args: caller(**dict(zip(names, args, strict=True)))
 
 
 def _noted(impl: pluggy.HookImpl, argnames: Sequence[str]) -> Callable[..., Any]:
@@ -115,6 +124,13 @@ def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:
     def run(*args: Any) -> list[Any]:
         results = [call(*args) for call in calls]
         return [result for result in results if result is not None]
+
+    return run
+
+
+def _merged(collect: Callable[..., list[Mapping[str, Any]]]) -> Callable[..., dict[str, Any]]:
+    def run(*args: Any) -> dict[str, Any]:
+        return {name: value for result in collect(*args) for name, value in result.items()}
 
     return run
 

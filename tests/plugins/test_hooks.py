@@ -42,7 +42,7 @@ def test_every_hook_passes_its_arguments_in_order(name: str) -> None:
     seen: list[tuple[object, ...]] = []
     names = parameters(name)
     namespace: dict[str, object] = {"seen": seen}
-    exec(f"def {name}({', '.join(names)}): seen.append(({''.join(n + ', ' for n in names)}))", namespace)
+    exec(f"def {name}({', '.join(names)}): seen.append(({''.join(n + ', ' for n in names)})) or {{}}", namespace)
     module = types.ModuleType("observer")
     setattr(module, name, hookimpl(namespace[name]))
     hook = getattr(bind_hooks([("observer", module)]), name)
@@ -54,7 +54,7 @@ def test_every_hook_passes_its_arguments_in_order(name: str) -> None:
 def collector(result: object) -> object:
     class Collector:
         @hookimpl
-        def build_extra_metrics_log(self) -> object:
+        def finalize_seq(self) -> object:
             return result
 
         @hookimpl
@@ -75,22 +75,36 @@ def test_results_are_those_of_pluggy_in_the_order_given(results: list[bool | Non
     if not results:
         assert hooks == Hooks()
         return
-    assert hooks.build_extra_metrics_log is not None
+    assert hooks.finalize_seq is not None
     assert hooks.should_copy_state is not None
-    assert hooks.build_extra_metrics_log({}) == reference.hook.build_extra_metrics_log(metrics={})
+    assert hooks.finalize_seq("r") == reference.hook.finalize_seq(request_id="r")
     assert hooks.should_copy_state("r") == reference.hook.should_copy_state(request_id="r")
 
 
 def test_a_wrapper_sees_the_results_of_the_others() -> None:
     class Wrapper:
         @hookimpl(wrapper=True)
-        def build_extra_metrics_log(self, metrics: object):  # type: ignore[no-untyped-def]
+        def finalize_seq(self, request_id: str):  # type: ignore[no-untyped-def]
             results = yield
             return [*results, "wrapped"]
 
     hooks = bind_hooks([("a", collector(1)), ("w", Wrapper())])
+    assert hooks.finalize_seq is not None
+    assert hooks.finalize_seq("r") == [1, "wrapped"]
+
+
+def test_metrics_of_all_plugins_become_one_mapping() -> None:
+    class Metrics:
+        def __init__(self, **metrics: int) -> None:
+            self.metrics = metrics
+
+        @hookimpl
+        def build_extra_metrics_log(self, metrics: dict[str, int]) -> dict[str, int]:
+            return {name: value + metrics["base"] for name, value in self.metrics.items()}
+
+    hooks = bind_hooks([("a", Metrics(x=1, y=2)), ("b", Metrics(y=3))])
     assert hooks.build_extra_metrics_log is not None
-    assert hooks.build_extra_metrics_log({}) == [1, "wrapped"]
+    assert hooks.build_extra_metrics_log({"base": 10}) == {"x": 11, "y": 13}
 
 
 def test_an_exception_carries_the_plugins_name() -> None:
@@ -116,9 +130,9 @@ def test_calls_of_bound_hooks_do_not_pass_through_pluggy(monkeypatch: pytest.Mon
         return call(self, **arguments)
 
     monkeypatch.setattr(pluggy.HookCaller, "__call__", counted)  # pytest's own hooks pass here as well
-    assert hooks.build_extra_metrics_log is not None
-    assert hooks.build_extra_metrics_log({}) == [1]
-    assert "build_extra_metrics_log" not in calls
+    assert hooks.finalize_seq is not None
+    assert hooks.finalize_seq("r") == [1]
+    assert "finalize_seq" not in calls
 
 
 def test_a_hook_without_its_mark_or_with_unknown_arguments_is_refused() -> None:

@@ -1,0 +1,115 @@
+"""Hooks and the resolved table on a real engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+
+from deepinfer_core import LLM, SamplingParams, hookimpl
+from deepinfer_core.errors import PluginError
+from deepinfer_core.hookspecs import HOOK_NAMES
+
+MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
+PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+class Observer:
+    """Writes down every call of a hook that an engine for both phases makes."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    @hookimpl
+    def on_request_added(self, request: Any) -> None:
+        self.calls.append(("added", request.request_id))
+
+    @hookimpl
+    def post_schedule(self, plan: Any) -> None:
+        self.calls.append(("scheduled", plan.num_seqs))
+
+    @hookimpl
+    def process_output(self, outputs: Any) -> None:
+        self.calls.append(("output", [output.request_id for output in outputs]))
+
+    @hookimpl
+    def on_request_finished(self, output: Any) -> None:
+        self.calls.append(("finished", (output.request_id, output.outputs[0].token_ids)))
+
+    @hookimpl
+    def finalize_seq(self, request_id: str) -> None:
+        self.calls.append(("finalized", request_id))
+
+    @hookimpl
+    def post_process_model_outputs(self, outputs: Any) -> None:
+        self.calls.append(("processed", len(outputs)))
+
+    @hookimpl
+    def on_error(self, request_id: str | None, error: BaseException) -> None:
+        self.calls.append(("error", request_id))
+
+    def count(self) -> Counter[str]:
+        return Counter(name for name, _ in self.calls)
+
+
+def llm(*plugins: object) -> LLM:
+    return LLM(MODEL, plugins=plugins, num_pages=16, max_num_seqs=4, disable_log_stats=True)
+
+
+def test_an_observer_sees_each_request_through_its_life() -> None:
+    observer = Observer()
+    with llm(observer) as engine:
+        outputs = engine.generate(["Hello", "", "a b c"], PARAMS, use_tqdm=False)
+        rows = [row for row in engine.plugins if row.distribution == "Python object"]
+    assert [(row.name, row.seam, row.state) for row in rows] == [("Observer", "hooks", "active")]
+    served = [output for output in outputs if output.error is None]
+    ids = [output.request_id for output in served]
+    assert len(ids) == 2
+    assert [value for name, value in observer.calls if name == "added"] == ids
+    finished = sorted(value for name, value in observer.calls if name == "finished")
+    assert finished == [(output.request_id, output.outputs[0].token_ids) for output in served]
+    assert sorted(value for name, value in observer.calls if name == "finalized") == ids
+    counts = observer.count()
+    assert counts["scheduled"] == counts["processed"] >= 3
+    assert counts["error"] == 0
+
+
+def test_an_observer_changes_no_token() -> None:
+    with llm(Observer()) as observed, llm() as plain:
+        first = observed.generate(["Hello"], PARAMS, use_tqdm=False)
+        second = plain.generate(["Hello"], PARAMS, use_tqdm=False)
+    assert first[0].outputs[0].token_ids == second[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("plugins", [[], [Observer()]], ids=["none", "one"])
+def test_a_step_makes_no_pluggy_call(monkeypatch: pytest.MonkeyPatch, plugins: list[object]) -> None:
+    calls: list[str] = []
+    call = pluggy.HookCaller.__call__
+
+    def counted(self: pluggy.HookCaller, **arguments: object) -> object:
+        calls.append(self.name)
+        return call(self, **arguments)
+
+    with llm(*plugins) as engine:
+        monkeypatch.setattr(pluggy.HookCaller, "__call__", counted)
+        engine.generate(["Hello"], PARAMS, use_tqdm=False)
+    assert [name for name in calls if name in HOOK_NAMES] == []
+
+
+def test_an_exception_in_a_hook_names_the_plugin() -> None:
+    class Failing:
+        @hookimpl
+        def post_schedule(self, plan: Any) -> None:
+            raise OSError("no space")
+
+    with llm(Failing()) as engine, pytest.raises(OSError, match="no space") as caught:
+        engine.generate(["Hello"], PARAMS, use_tqdm=False)
+    assert caught.value.__notes__ == ["in hook 'post_schedule' of plugin 'Failing'"]
+
+
+def test_a_wrong_plugin_stops_start_up() -> None:
+    with pytest.raises(PluginError, match="unknown plugin 'deepsek'; did you mean 'deepseek'"):
+        llm("deepsek")
