@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from deepinfer_kernels import cpu, ops
 from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 
 def best(call: Callable[[], object], seconds: float) -> float:
     """Shortest time of one call, in seconds."""
-    times, end = [], time.perf_counter() + seconds
+    times: list[float] = []
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 5:
         begin = time.perf_counter()
         call()

@@ -35,8 +35,13 @@ struct Heads {
   Buffer<float> scores, probabilities, total, peak, denominator;
 
   Heads(int64_t heads, int64_t keys, int64_t D)
-      : count(heads), dim(D), scores(heads * keys), probabilities(heads * kProbabilityChunk), total(heads * D),
-        peak(heads), denominator(heads) {
+      : count(heads),
+        dim(D),
+        scores(heads * keys),
+        probabilities(heads * kProbabilityChunk),
+        total(heads * D),
+        peak(heads),
+        denominator(heads) {
     std::fill(total.data(), total.data() + heads * D, 0.0f);
     std::fill(peak.data(), peak.data() + heads, -kInfinity);
     std::fill(denominator.data(), denominator.data() + heads, 0.0f);
@@ -81,7 +86,8 @@ void score(const bf16* q, const Keys& keys, float scale, Heads& heads) {
 }
 
 // Some heads of one row: q, sink and out start at the first of them.
-void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int64_t count, int64_t D, bf16* out) {
+void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int64_t count, int64_t D,
+            bf16* out) {
   const int64_t n = keys.size();
   if (n == 0) return std::fill(out, out + count * D, bf16{0});
   Heads heads(count, n, D);
@@ -90,8 +96,8 @@ void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int
     const int64_t chunk = keys.slot[begin] / kProbabilityChunk;
     for (end = begin; end < n && keys.slot[end] / kProbabilityChunk == chunk;) ++end;
     for (int64_t h = 0; h < count; ++h) fold_scores(heads, h, n, begin, end);
-    core().add_weighted(heads.probabilities.data(), kProbabilityChunk, count, keys.at.data() + begin, end - begin, D,
-                        heads.total.data());
+    core().add_weighted(heads.probabilities.data(), kProbabilityChunk, count, keys.at.data() + begin,
+                        end - begin, D, heads.total.data());
   }
   for (int64_t h = 0; h < count; ++h) {
     const float denominator = heads.denominator[h] + exponential(sink[h] - heads.peak[h]);
@@ -112,8 +118,8 @@ void for_each_row(int64_t N, int64_t H, int64_t work, const F& f) {
 
 }  // namespace
 
-void sparse_attention(const bf16* q, const float* sink, float scale, const Window& window, const Compressed& compressed,
-                      bf16* out, int64_t N, int64_t H, int64_t D) {
+void sparse_attention(const bf16* q, const float* sink, float scale, const Window& window,
+                      const Compressed& compressed, bf16* out, int64_t N, int64_t H, int64_t D) {
   const int64_t record = codec_record_bytes(Codec::fp8_e8m0_32, D);
   const int64_t compressed_record = codec_record_bytes(Codec::fp4_e4m3_16, D);
   Buffer<float> chunk(N * D);
@@ -132,8 +138,9 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
       if (p >= start)
         key = chunk.data() + (row - (position - p)) * D;
       else
-        unpack_row(Codec::fp8_e8m0_32, window.ring + (window.slots[row] * window.ring_size + p % window.ring_size) * record,
-                   D, own);
+        unpack_row(Codec::fp8_e8m0_32,
+                   window.ring + (window.slots[row] * window.ring_size + p % window.ring_size) * record, D,
+                   own);
       keys.add(key, p - first);
     }
     for (int64_t i = 0; i < compressed.topk; ++i) {
@@ -148,8 +155,8 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
   });
 }
 
-void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink, float scale,
-                        bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K) {
+void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
+                        float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K) {
   Buffer<float> values(entries * D);
   widen(keys, values.data(), entries * D);
   for_each_row(N, H, 2 * H * D * K, [&](int64_t row, int64_t head, int64_t heads) {

@@ -25,7 +25,8 @@ inline float round_e4m3(float value) {
 inline uint8_t encode_e4m3(float rounded) {
   const uint32_t bits = to_bits(rounded), magnitude = bits & 0x7fffffffu;
   const float size = from_bits(magnitude);
-  const uint32_t code = size < 0x1p-6f ? static_cast<uint32_t>(size * 512.0f) : (magnitude >> 20) - (120u << 3);
+  const uint32_t code =
+      size < 0x1p-6f ? static_cast<uint32_t>(size * 512.0f) : (magnitude >> 20) - (120u << 3);
   return static_cast<uint8_t>(code | (bits >> 31 << 7));
 }
 
@@ -52,9 +53,12 @@ inline uint8_t ceil_e8m0(float value) {
 
 inline uint8_t scale_code(Codec codec, float amax) {
   switch (codec) {
-    case Codec::fp8_e8m0_32: return ceil_e8m0(std::max(amax, 1e-4f) * (1.0f / 448.0f));
-    case Codec::fp4_e8m0_32: return ceil_e8m0(std::max(amax, 6.0f * 0x1p-126f) * (1.0f / 6.0f));
-    case Codec::fp4_e4m3_16: return encode_e4m3(round_e4m3(std::max(amax, 6.0f * 0x1p-9f) / 6.0f));
+    case Codec::fp8_e8m0_32:
+      return ceil_e8m0(std::max(amax, 1e-4f) * (1.0f / 448.0f));
+    case Codec::fp4_e8m0_32:
+      return ceil_e8m0(std::max(amax, 6.0f * 0x1p-126f) * (1.0f / 6.0f));
+    case Codec::fp4_e4m3_16:
+      return encode_e4m3(round_e4m3(std::max(amax, 6.0f * 0x1p-9f) / 6.0f));
   }
   return 0;
 }

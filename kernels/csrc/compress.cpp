@@ -26,8 +26,8 @@ void pool(const float* const* values, const float* const* scores, int64_t ratio,
 }  // namespace
 
 void compress_pool(const float* values, const float* scores, const float* state, const int32_t* slots,
-                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out, int64_t G,
-                   int64_t D, int64_t ring, int64_t ratio) {
+                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out,
+                   int64_t G, int64_t D, int64_t ring, int64_t ratio) {
   parallel_for(G, 16 * ratio * D, [&](int64_t g) {
     const int64_t row = rows[g], position = positions[row];
     Buffer<const float*> value(ratio), score(ratio);

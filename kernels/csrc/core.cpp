@@ -11,8 +11,8 @@ namespace {
 std::vector<const Core*> available() {
   std::vector<const Core*> cores;
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
     cores.push_back(&kCoreAvx512);
@@ -40,8 +40,8 @@ void set_isa(const char* name) {
     }
     names += names.empty() ? candidate->name : std::string(", ") + candidate->name;
   }
-  throw std::invalid_argument("instruction set '" + std::string(name) + "' is not available on this CPU; use one of: " +
-                              names);
+  throw std::invalid_argument("instruction set '" + std::string(name) +
+                              "' is not available on this CPU; use one of: " + names);
 }
 
 }  // namespace deepinfer

@@ -1,9 +1,9 @@
 // The inner loops that exist once per instruction set, behind a table of function pointers.
 //
-// Order of summation, everywhere: a dot product over K keeps 16 float32 lanes; lane i adds the products of the
-// k with floor(k / 2) = i (mod 16) in increasing k with fused multiply-adds, K counting as padded with zeros to
-// a multiple of 32; then lanes i and i + 8 are added, then i + 4, i + 2, i + 1. Blocking, threads and
-// instruction set change none of it. Pairs of neighbours per lane, because that is how bf16, fp8 and fp4
+// Order of summation, everywhere: a dot product over K keeps 16 float32 lanes; lane i adds the products of
+// the k with floor(k / 2) = i (mod 16) in increasing k with fused multiply-adds, K counting as padded with
+// zeros to a multiple of 32; then lanes i and i + 8 are added, then i + 4, i + 2, i + 1. Blocking, threads
+// and instruction set change none of it. Pairs of neighbours per lane, because that is how bf16, fp8 and fp4
 // unpack with the fewest instructions. Left-hand sides are stored in that "split" order: of each 32 values
 // the 16 at even places, then the 16 at odd ones.
 #pragma once
@@ -17,11 +17,11 @@ enum class Format : int { bf16 = 0, f32 = 1, fp8 = 2, fp4 = 3, pointers = 4, spl
 // The columns of a right-hand side, i.e. the rows of a weight [M, K], in storage format.
 struct Columns {
   Format format;
-  const void* data;            // first column; for `pointers`: const float* per column
-  int64_t stride = 0;          // bytes from one column to the next
+  const void* data;                // first column; for `pointers`: const float* per column
+  int64_t stride = 0;              // bytes from one column to the next
   const uint8_t* scale = nullptr;  // e8m0 codes, one per 32 values
-  int64_t scale_stride = 0;    // bytes from one row of scales to the next
-  int scale_shift = 0;         // 2^scale_shift neighbouring columns share a row of scales
+  int64_t scale_stride = 0;        // bytes from one row of scales to the next
+  int scale_shift = 0;             // 2^scale_shift neighbouring columns share a row of scales
 };
 
 constexpr int64_t kColumnChunk = 24;  // a multiple of every tile width
@@ -32,8 +32,8 @@ constexpr int64_t dot_scratch(int64_t rows) { return 28 * 1024 + rows * (kColumn
 struct Core {
   const char* name;
 
-  // out[r * out_stride + c] = x[r] . column(first + c) for r < rows <= kRowBlock, c < columns <= kColumnChunk.
-  // Each x[r] has K floats in split order, zero-padded to a multiple of 32.
+  // out[r * out_stride + c] = x[r] . column(first + c) for r < rows <= kRowBlock, c < columns <=
+  // kColumnChunk. Each x[r] has K floats in split order, zero-padded to a multiple of 32.
   void (*dot_products)(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
                        int64_t columns, float* out, int64_t out_stride, float* scratch);
 

@@ -102,7 +102,8 @@ static inline Column<F> column_at(const Columns& w, int64_t index) {
 }
 
 template <int R, int C>
-static inline void multiply_add(const float* const* x, int64_t k, const Pair (&weights)[C], Lanes (&acc)[R][C]) {
+static inline void multiply_add(const float* const* x, int64_t k, const Pair (&weights)[C],
+                                Lanes (&acc)[R][C]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const Lanes even = load(x[r] + k);
@@ -117,10 +118,16 @@ static inline void multiply_add(const float* const* x, int64_t k, const Pair (&w
   }
 }
 
-// Adds the products of [begin, end) to one register tile kept at `partial` [R][C][16].
+// Part of K: [begin, end), the first one (`fresh`) starting from zero.
+struct Span {
+  int64_t begin, end;
+  bool fresh;
+};
+
+// Adds the products of a span to one register tile kept at `partial` [R][C][16].
 template <int R, Format F>
-static void tile(const float* const* x, int64_t begin, int64_t end, const Columns& w, int64_t first,
-                 int64_t columns, float* partial) {
+static void tile(const float* const* x, Span span, const Columns& w, int64_t first, int64_t columns,
+                 float* partial) {
   constexpr int C = tile_columns(R);
   const float* rows[R];
   Column<F> column[C];
@@ -133,15 +140,15 @@ static void tile(const float* const* x, int64_t begin, int64_t end, const Column
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) acc[r][c] = begin == 0 ? zero() : load(partial + (r * C + c) * 16);
-  int64_t k = begin;
-  for (; k + 32 <= end; k += 32) {
+    for (int c = 0; c < C; ++c) acc[r][c] = span.fresh ? zero() : load(partial + (r * C + c) * 16);
+  int64_t k = span.begin;
+  for (; k + 32 <= span.end; k += 32) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) weights[c] = column[c].load(k);
     multiply_add<R, C>(rows, k, weights, acc);
   }
-  if (k < end) {
-    for (int c = 0; c < C; ++c) weights[c] = column[c].load_tail(k, end - k);
+  if (k < span.end) {
+    for (int c = 0; c < C; ++c) weights[c] = column[c].load_tail(k, span.end - k);
     multiply_add<R, C>(rows, k, weights, acc);
   }
 #pragma GCC unroll 8
@@ -150,30 +157,39 @@ static void tile(const float* const* x, int64_t begin, int64_t end, const Column
     for (int c = 0; c < C; ++c) store(partial + (r * C + c) * 16, acc[r][c]);
 }
 
-// R rows against up to kColumnChunk columns over [begin, end) of K; `partial` keeps the lanes in between.
+// R rows against up to kColumnChunk columns; `partial` keeps the lanes between spans.
 template <int R, Format F>
-static void tiles(const float* const* x, int64_t begin, int64_t end, const Columns& w, int64_t first,
-                  int64_t columns, float* partial) {
+static void tiles(const float* const* x, Span span, const Columns& w, int64_t first, int64_t columns,
+                  float* partial) {
   constexpr int C = tile_columns(R);
   for (int64_t c = 0; c < columns; c += C)
-    tile<R, F>(x, begin, end, w, first + c, columns - c, partial + c * R * 16);
+    tile<R, F>(x, span, w, first + c, columns - c, partial + c * R * 16);
 }
 
 template <Format F>
-static void tiles_of(int64_t rows, const float* const* x, int64_t begin, int64_t end, const Columns& w,
-                     int64_t first, int64_t columns, float* partial) {
+static void tiles_of(int64_t rows, const float* const* x, Span span, const Columns& w, int64_t first,
+                     int64_t columns, float* partial) {
   switch (rows) {
-    case 1: return tiles<1, F>(x, begin, end, w, first, columns, partial);
-    case 2: return tiles<2, F>(x, begin, end, w, first, columns, partial);
-    case 3: return tiles<3, F>(x, begin, end, w, first, columns, partial);
+    case 1:
+      return tiles<1, F>(x, span, w, first, columns, partial);
+    case 2:
+      return tiles<2, F>(x, span, w, first, columns, partial);
+    case 3:
+      return tiles<3, F>(x, span, w, first, columns, partial);
 #if defined(DEEPINFER_AVX512)
-    case 4: return tiles<4, F>(x, begin, end, w, first, columns, partial);
-    case 5: return tiles<5, F>(x, begin, end, w, first, columns, partial);
-    case 6: return tiles<6, F>(x, begin, end, w, first, columns, partial);
-    case 7: return tiles<7, F>(x, begin, end, w, first, columns, partial);
-    case 8: return tiles<8, F>(x, begin, end, w, first, columns, partial);
+    case 4:
+      return tiles<4, F>(x, span, w, first, columns, partial);
+    case 5:
+      return tiles<5, F>(x, span, w, first, columns, partial);
+    case 6:
+      return tiles<6, F>(x, span, w, first, columns, partial);
+    case 7:
+      return tiles<7, F>(x, span, w, first, columns, partial);
+    case 8:
+      return tiles<8, F>(x, span, w, first, columns, partial);
 #endif
-    default: __builtin_unreachable();
+    default:
+      __builtin_unreachable();
   }
 }
 
@@ -181,8 +197,8 @@ static void finish(int64_t rows, int64_t columns, const float* partial, float* o
   const int64_t width = tile_columns(static_cast<int>(rows));
   for (int64_t c = 0; c < columns; ++c)
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t lane_block = c / width * width * rows + r * width + c % width;
-      out[r * out_stride + c] = sum(load(partial + lane_block * 16));
+      const int64_t index = c / width * width * rows + r * width + c % width;
+      out[r * out_stride + c] = sum(load(partial + index * 16));
     }
 }
 
@@ -203,23 +219,23 @@ static void dot_many(const float* const* x, int64_t rows, int64_t K, const Colum
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t height = (rows + blocks - 1) / blocks;
   constexpr int64_t kStride = kBlock + 16;  // not a power of two: columns must not share cache sets
+  constexpr int64_t kRowPartial = (kColumnChunk + 8) * 16;
+  const Columns decoded{Format::split, scratch, kStride * static_cast<int64_t>(sizeof(float))};
   float* partial = scratch + kColumnChunk * kStride;
-  const float* rows_at[kRowBlock];
+  const float* block_rows[kMaxRows];
   for (int64_t begin = 0; begin < K; begin += kBlock) {
     const int64_t end = K - begin < kBlock ? K : begin + kBlock;
     for (int64_t c = 0; c < columns; ++c) decode_split<F>(w, first + c, begin, end, scratch + c * kStride);
-    // Column addresses as if the block began at k = 0 of the whole column.
-    const Columns decoded{Format::split, scratch - begin, kStride * static_cast<int64_t>(sizeof(float))};
     for (int64_t r = 0; r < rows; r += height) {
       const int64_t count = rows - r < height ? rows - r : height;
-      for (int64_t i = 0; i < count; ++i) rows_at[i] = x[r + i];
-      tiles_of<Format::split>(count, rows_at, begin, end, decoded, 0, columns,
-                              partial + r * (kColumnChunk + 8) * 16);
+      for (int64_t i = 0; i < count; ++i) block_rows[i] = x[r + i] + begin;
+      tiles_of<Format::split>(count, block_rows, {0, end - begin, begin == 0}, decoded, 0, columns,
+                              partial + r * kRowPartial);
     }
   }
   for (int64_t r = 0; r < rows; r += height) {
     const int64_t count = rows - r < height ? rows - r : height;
-    finish(count, columns, partial + r * (kColumnChunk + 8) * 16, out + r * out_stride, out_stride);
+    finish(count, columns, partial + r * kRowPartial, out + r * out_stride, out_stride);
   }
 }
 
@@ -229,7 +245,7 @@ static void dot_of(const float* const* x, int64_t rows, int64_t K, const Columns
   if (rows > kMaxRows) return dot_many<F>(x, rows, K, w, first, columns, out, out_stride, scratch);
   for (int64_t begin = 0; begin < K; begin += kBlock) {
     const int64_t end = K - begin < kBlock ? K : begin + kBlock;
-    tiles_of<F>(rows, x, begin, end, w, first, columns, scratch);
+    tiles_of<F>(rows, x, {begin, end, begin == 0}, w, first, columns, scratch);
   }
   finish(rows, columns, scratch, out, out_stride);
 }
@@ -237,12 +253,18 @@ static void dot_of(const float* const* x, int64_t rows, int64_t K, const Columns
 static void dot_products(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
                          int64_t columns, float* out, int64_t out_stride, float* scratch) {
   switch (w.format) {
-    case Format::bf16: return dot_of<Format::bf16>(x, rows, K, w, first, columns, out, out_stride, scratch);
-    case Format::f32: return dot_of<Format::f32>(x, rows, K, w, first, columns, out, out_stride, scratch);
-    case Format::fp8: return dot_of<Format::fp8>(x, rows, K, w, first, columns, out, out_stride, scratch);
-    case Format::fp4: return dot_of<Format::fp4>(x, rows, K, w, first, columns, out, out_stride, scratch);
-    case Format::pointers: return dot_of<Format::pointers>(x, rows, K, w, first, columns, out, out_stride, scratch);
-    case Format::split: return dot_of<Format::split>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::bf16:
+      return dot_of<Format::bf16>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::f32:
+      return dot_of<Format::f32>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::fp8:
+      return dot_of<Format::fp8>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::fp4:
+      return dot_of<Format::fp4>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::pointers:
+      return dot_of<Format::pointers>(x, rows, K, w, first, columns, out, out_stride, scratch);
+    case Format::split:
+      return dot_of<Format::split>(x, rows, K, w, first, columns, out, out_stride, scratch);
   }
 }
 
@@ -267,8 +289,8 @@ static float dot(const float* a, const float* b, int64_t n) {
   return sum(acc);
 }
 
-// exp by range reduction to |r| <= ln(2)/2 and a Taylor polynomial of degree 7; within 1 ulp. The power of two
-// is applied in two halves, so that results reach from subnormals to infinity.
+// exp by range reduction to |r| <= ln(2)/2 and a Taylor polynomial of degree 7; within 1 ulp. The power of
+// two is applied in two halves, so that results reach from subnormals to infinity.
 static inline Lanes exponential(Lanes x) {
   x = min(splat(89.0f), max(splat(-104.0f), x));
   const Lanes magic = splat(0x1.8p23f);
@@ -277,7 +299,8 @@ static inline Lanes exponential(Lanes x) {
   Lanes r = fma(n, splat(-0x1.62e4p-1f), x);
   r = fma(n, splat(-0x1.7f7d1cp-20f), r);
   Lanes p = splat(1.0f / 5040.0f);
-  constexpr float kCoefficients[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+  constexpr float kCoefficients[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f,
+                                     0.5f,          1.0f,          1.0f};
   for (const float c : kCoefficients) p = fma(p, r, splat(c));
   Lanes rest;
   const Lanes first = power_of_two(biased, &rest);
@@ -338,12 +361,8 @@ static void add_weighted(const float* p, int64_t p_stride, int64_t heads, const 
 
 }  // namespace DEEPINFER_ISA
 
-extern const Core DEEPINFER_TABLE{DEEPINFER_NAME,
-                                  DEEPINFER_ISA::dot_products,
-                                  DEEPINFER_ISA::split,
-                                  DEEPINFER_ISA::split_bf16,
-                                  DEEPINFER_ISA::dot,
-                                  DEEPINFER_ISA::exponentials,
-                                  DEEPINFER_ISA::add_weighted};
+extern const Core DEEPINFER_TABLE{
+    DEEPINFER_NAME,     DEEPINFER_ISA::dot_products, DEEPINFER_ISA::split,       DEEPINFER_ISA::split_bf16,
+    DEEPINFER_ISA::dot, DEEPINFER_ISA::exponentials, DEEPINFER_ISA::add_weighted};
 
 }  // namespace deepinfer

@@ -14,7 +14,8 @@ void softmax_rows(float* comb, int64_t m, float eps) {
     float* row = comb + i * m;
     const float peak = *std::max_element(row, row + m);
     float total = 0.0f;
-    for (int64_t j = 0; j < m; ++j) total += row[j] = static_cast<float>(std::exp(static_cast<double>(row[j] - peak)));
+    for (int64_t j = 0; j < m; ++j)
+      total += row[j] = static_cast<float>(std::exp(static_cast<double>(row[j] - peak)));
     for (int64_t j = 0; j < m; ++j) row[j] = row[j] / total + eps;
   }
 }
@@ -41,9 +42,9 @@ void sinkhorn(float* comb, int64_t m, int64_t iterations, float eps) {
 
 }  // namespace
 
-void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale, int64_t iterations,
-                          float eps, float norm_eps, float* pre, float* post, float* comb, int64_t N, int64_t m,
-                          int64_t d) {
+void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale,
+                          int64_t iterations, float eps, float norm_eps, float* pre, float* post, float* comb,
+                          int64_t N, int64_t m, int64_t d) {
   const int64_t K = m * d, M = m * (2 + m);
   Rows rows(N, K);
   Buffer<float> mixes(N * M);
@@ -55,9 +56,10 @@ void hyper_connection_mix(const bf16* x, const float* fn, const float* base, con
     rstd[n] = 1.0f / std::sqrt(core().dot(row.data(), row.data(), K) / static_cast<float>(K) + norm_eps);
   });
   const Columns columns{Format::f32, fn, K * static_cast<int64_t>(sizeof(float))};
-  product(rows.pointers(), N, K, columns, 0, M, [&](int64_t n, int64_t column, int64_t width, const float* sums) {
-    for (int64_t c = 0; c < width; ++c) mixes[n * M + column + c] = sums[c] * rstd[n];
-  });
+  product(rows.pointers(), N, K, columns, 0, M,
+          [&](int64_t n, int64_t column, int64_t width, const float* sums) {
+            for (int64_t c = 0; c < width; ++c) mixes[n * M + column + c] = sums[c] * rstd[n];
+          });
   parallel_for(N, 2000 + iterations * m * m * 20, [&](int64_t n) {
     const float* z = mixes.data() + n * M;
     for (int64_t i = 0; i < m; ++i) {
@@ -81,8 +83,8 @@ void hyper_connection_collapse(const bf16* x, const float* pre, bf16* out, int64
   });
 }
 
-void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, const float* comb, bf16* out, int64_t N,
-                             int64_t m, int64_t d) {
+void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, const float* comb, bf16* out,
+                             int64_t N, int64_t m, int64_t d) {
   parallel_for(N * m, m * d, [&](int64_t unit) {
     const int64_t n = unit / m, j = unit % m;
     const bf16* streams = x + n * m * d;

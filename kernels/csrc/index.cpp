@@ -17,7 +17,8 @@ struct Pool {
   int64_t block_size;
   int64_t size;
 
-  Pool(const IndexQuery& query, int64_t row) : blocks(nullptr), block_size(query.block_size), size(query.visible[row]) {
+  Pool(const IndexQuery& query, int64_t row)
+      : blocks(nullptr), block_size(query.block_size), size(query.visible[row]) {
     if (query.candidates < 0) return;
     blocks = query.candidate_blocks + row * query.candidates;
     int64_t count = 0;
@@ -36,8 +37,8 @@ struct Pool {
 };
 
 // Scores of `count` neighbouring keys: bf16 products, relu, bf16 weighted terms, their sum rounded to bf16.
-void score_keys(const IndexQuery& query, int64_t row, const float* const* heads, const uint8_t* records, int64_t count,
-                float* scratch, float* products, float* out) {
+void score_keys(const IndexQuery& query, int64_t row, const float* const* heads, const uint8_t* records,
+                int64_t count, float* scratch, float* products, float* out) {
   const int64_t record = codec_record_bytes(Codec::fp4_e8m0_32, query.D);
   const Columns columns{Format::fp4, records, record, records + query.D / 2, record, 0};
   for (int64_t h = 0; h < query.H; h += kRowBlock)
@@ -55,16 +56,18 @@ void score_keys(const IndexQuery& query, int64_t row, const float* const* heads,
   for (int64_t c = 0; c < count; ++c) out[c] = round_to_bf16(static_cast<float>(totals[c])) + 0.0f;
 }
 
-void score_segment(const IndexQuery& query, int64_t row, const Pool& pool, const float* const* heads, int64_t begin,
-                   float* scores) {
+void score_segment(const IndexQuery& query, int64_t row, const Pool& pool, const float* const* heads,
+                   int64_t begin, float* scores) {
   const int64_t record = codec_record_bytes(Codec::fp4_e8m0_32, query.D);
   const int32_t* table = query.block_tables + query.seq_of_row[row] * query.max_pages;
   const int64_t end = std::min(begin + kSegment, pool.size);
   Buffer<float> scratch(dot_scratch(std::min(query.H, kRowBlock))), products(query.H * kColumnChunk);
   for (int64_t position = begin; position < end;) {
     const int64_t entry = pool.entry(position), offset = entry % query.page_entries;
-    const int64_t count = std::min({pool.run(position), query.page_entries - offset, end - position, kColumnChunk});
-    const uint8_t* records = query.keys + (table[entry / query.page_entries] * query.page_entries + offset) * record;
+    const int64_t count =
+        std::min({pool.run(position), query.page_entries - offset, end - position, kColumnChunk});
+    const uint8_t* records =
+        query.keys + (table[entry / query.page_entries] * query.page_entries + offset) * record;
     score_keys(query, row, heads, records, count, scratch.data(), products.data(), scores + position);
     position += count;
   }
@@ -96,13 +99,16 @@ std::vector<int64_t> best_blocks(const float* scores, int64_t n, int64_t block_s
   std::vector<float> peaks;
   for (int64_t begin = 0; begin < n; begin += block_size)
     peaks.push_back(*std::max_element(scores + begin, scores + std::min(begin + block_size, n)));
-  if (!peaks.empty()) peaks.back() = std::numeric_limits<float>::infinity();  // the newest entry's block stays
+  if (!peaks.empty())
+    peaks.back() = std::numeric_limits<float>::infinity();  // the newest entry's block stays
   return best(peaks.data(), static_cast<int64_t>(peaks.size()), count);
 }
 
-void select(const IndexQuery& query, const Pool& pool, const float* scores, int32_t* indices, int32_t* blocks) {
+void select(const IndexQuery& query, const Pool& pool, const float* scores, int32_t* indices,
+            int32_t* blocks) {
   std::fill(indices, indices + query.topk, -1);
-  for (const int64_t place : best(scores, pool.size, query.topk)) *indices++ = static_cast<int32_t>(pool.entry(place));
+  for (const int64_t place : best(scores, pool.size, query.topk))
+    *indices++ = static_cast<int32_t>(pool.entry(place));
   if (query.keep_blocks == 0) return;
   std::fill(blocks, blocks + query.keep_blocks, -1);
   for (const int64_t block : best_blocks(scores, pool.size, query.block_size, query.keep_blocks))
@@ -124,7 +130,8 @@ void index_topk(const IndexQuery& query, int32_t* indices, int32_t* blocks, int6
   for (int64_t start = 0; start < N; start += batch) {
     const int64_t rows = std::min(batch, N - start);
     Rows heads(rows * query.H, query.D);
-    parallel_for(rows * query.H, query.D, [&](int64_t i) { heads.set(i, query.q + (start * query.H + i) * query.D); });
+    parallel_for(rows * query.H, query.D,
+                 [&](int64_t i) { heads.set(i, query.q + (start * query.H + i) * query.D); });
     parallel_for(rows * segments, query.H * query.D * std::min(longest, kSegment), [&](int64_t unit) {
       const int64_t n = unit / segments, begin = unit % segments * kSegment;
       if (begin < pools[start + n].size)

@@ -13,10 +13,14 @@ constexpr int64_t kBatch = 1024;
 
 int64_t bytes_per_row(Format format, int64_t K) {
   switch (format) {
-    case Format::bf16: return 2 * K;
-    case Format::fp8: return K;
-    case Format::fp4: return K / 2;
-    default: return 4 * K;
+    case Format::bf16:
+      return 2 * K;
+    case Format::fp8:
+      return K;
+    case Format::fp4:
+      return K / 2;
+    default:
+      return 4 * K;
   }
 }
 
@@ -70,14 +74,13 @@ void grouped_linear(const bf16* x, const Weight& weight, bf16* out, int64_t N, i
   for (int64_t start = 0; start < N; start += kBatch) {
     const int64_t count = std::min(kBatch, N - start);
     Rows rows(count * G, K);  // group-major, so that a group's rows are neighbours
-    parallel_for(count * G, K, [&](int64_t i) {
-      rows.set(i, x + ((start + i % count) * G + i / count) * K);
-    });
+    parallel_for(count * G, K,
+                 [&](int64_t i) { rows.set(i, x + ((start + i % count) * G + i / count) * K); });
     for (int64_t g = 0; g < G; ++g)
       product(rows.pointers() + g * count, count, K, weight.columns(), g * R, R,
-                   [&](int64_t row, int64_t column, int64_t width, const float* sums) {
-                     narrow(sums, out + ((start + row) * G + g) * R + column, width);
-                   });
+              [&](int64_t row, int64_t column, int64_t width, const float* sums) {
+                narrow(sums, out + ((start + row) * G + g) * R + column, width);
+              });
   }
 }
 

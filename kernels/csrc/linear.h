@@ -11,7 +11,8 @@ namespace deepinfer {
 // multiple of 4 KiB, so that the rows of a tile do not fall into the same cache sets.
 class Rows {
  public:
-  Rows(int64_t count, int64_t K) : K_(K), stride_(round_up(K, 32) + 16), values_(count * stride_), pointers_(count) {
+  Rows(int64_t count, int64_t K)
+      : K_(K), stride_(round_up(K, 32) + 16), values_(count * stride_), pointers_(count) {
     for (int64_t r = 0; r < count; ++r) pointers_[r] = values_.data() + r * stride_;
   }
   void set(int64_t r, const float* x) { core().split(x, K_, values_.data() + r * stride_); }

@@ -66,8 +66,13 @@ struct Argument<const Window&> {
   using Type = std::tuple<Address, Address, Address, Address, Address, int64_t, int64_t>;
   static Window convert(Type value) {
     const auto [ring, chunk, slots, starts, positions, ring_size, size] = value;
-    return {at<const uint8_t>(ring),   at<const uint8_t>(chunk),      at<const int32_t>(slots),
-            at<const int32_t>(starts), at<const int32_t>(positions), ring_size, size};
+    return {at<const uint8_t>(ring),
+            at<const uint8_t>(chunk),
+            at<const int32_t>(slots),
+            at<const int32_t>(starts),
+            at<const int32_t>(positions),
+            ring_size,
+            size};
   }
 };
 
@@ -76,15 +81,20 @@ struct Argument<const Compressed&> {
   using Type = std::tuple<Address, Address, Address, Address, int64_t, int64_t, int64_t>;
   static Compressed convert(Type value) {
     const auto [cache, block_tables, seq_of_row, indices, page_entries, max_pages, topk] = value;
-    return {at<const uint8_t>(cache),   at<const int32_t>(block_tables), at<const int32_t>(seq_of_row),
-            at<const int32_t>(indices), page_entries,                    max_pages,
+    return {at<const uint8_t>(cache),
+            at<const int32_t>(block_tables),
+            at<const int32_t>(seq_of_row),
+            at<const int32_t>(indices),
+            page_entries,
+            max_pages,
             topk};
   }
 };
 
 template <>
 struct Argument<const IndexQuery&> {
-  using Type = std::tuple<Address, Address, Address, Address, Address, Address, Address, std::array<int64_t, 8>>;
+  using Type =
+      std::tuple<Address, Address, Address, Address, Address, Address, Address, std::array<int64_t, 8>>;
   static IndexQuery convert(Type value) {
     const auto [q, weights, keys, block_tables, seq_of_row, visible, candidate_blocks, sizes] = value;
     return {at<const bf16>(q),
@@ -94,7 +104,14 @@ struct Argument<const IndexQuery&> {
             at<const int32_t>(seq_of_row),
             at<const int32_t>(visible),
             at<const int32_t>(candidate_blocks),
-            sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]};
+            sizes[0],
+            sizes[1],
+            sizes[2],
+            sizes[3],
+            sizes[4],
+            sizes[5],
+            sizes[6],
+            sizes[7]};
   }
 };
 

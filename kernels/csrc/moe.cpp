@@ -39,7 +39,8 @@ struct Routing {
   std::vector<int64_t> slot;   // inverse
   std::vector<int64_t> begin;  // first slot of each expert; one more at the end
 
-  Routing(const int32_t* ids, int64_t places, int64_t experts) : place(places), slot(places), begin(experts + 1) {
+  Routing(const int32_t* ids, int64_t places, int64_t experts)
+      : place(places), slot(places), begin(experts + 1) {
     for (int64_t i = 0; i < places; ++i) ++begin[ids[i] + 1];
     for (int64_t e = 0; e < experts; ++e) begin[e + 1] += begin[e];
     std::vector<int64_t> next(begin.begin(), begin.end() - 1);
@@ -61,7 +62,8 @@ std::vector<Task> tasks_of(const Routing& routing, int64_t M) {
   for (int64_t e = 0; e < experts; ++e)
     for (int64_t s = routing.begin[e]; s < routing.begin[e + 1]; s += kRowBlock)
       for (int64_t c = 0; c < M; c += kColumnChunk)
-        tasks.push_back({e, s, std::min(kRowBlock, routing.begin[e + 1] - s), c, std::min(kColumnChunk, M - c)});
+        tasks.push_back(
+            {e, s, std::min(kRowBlock, routing.begin[e + 1] - s), c, std::min(kColumnChunk, M - c)});
   return tasks;
 }
 
@@ -84,8 +86,8 @@ struct Experts {
 };
 
 // hidden[slot] = gated product of the slot's row with its expert's w1 and w3.
-void expert_hidden(const Experts& experts, const Routing& routing, const float* const* rows, const float* weights,
-                   int64_t k, bf16* hidden) {
+void expert_hidden(const Experts& experts, const Routing& routing, const float* const* rows,
+                   const float* weights, int64_t k, bf16* hidden) {
   const int64_t K = experts.w1.K, I = experts.w1.M;
   std::vector<const float*> x(routing.place.size());
   for (size_t s = 0; s < x.size(); ++s) x[s] = rows[routing.place[s] / k];
@@ -118,8 +120,8 @@ void expert_outputs(const Experts& experts, const Routing& routing, const bf16* 
     const Task& task = tasks[i];
     Buffer<float> scratch(dot_scratch(task.rows));
     float sums[kRowBlock * kColumnChunk];
-    core().dot_products(rows.pointers() + task.slot, task.rows, I, experts.w2.columns(task.expert), task.column,
-                        task.columns, sums, kColumnChunk, scratch.data());
+    core().dot_products(rows.pointers() + task.slot, task.rows, I, experts.w2.columns(task.expert),
+                        task.column, task.columns, sums, kColumnChunk, scratch.data());
     for (int64_t r = 0; r < task.rows; ++r)
       narrow(sums + r * kColumnChunk, out + (task.slot + r) * d + task.column, task.columns);
   });
@@ -160,8 +162,8 @@ void swiglu(const bf16* a, const bf16* b, float limit, bf16* out, int64_t N, int
 void route_experts(const bf16* x, const bf16* weight, const float* bias, int64_t k, float route_scale,
                    bool normalize, int32_t* ids, float* weights, int64_t N, int64_t E, int64_t d) {
   Buffer<float> scores(N * E);
-  linear({x, false}, {Format::bf16, reinterpret_cast<const uint8_t*>(weight), nullptr, E, d}, {scores.data(), true}, N,
-         false);
+  linear({x, false}, {Format::bf16, reinterpret_cast<const uint8_t*>(weight), nullptr, E, d},
+         {scores.data(), true}, N, false);
   parallel_for(N, E * (k + 40), [&](int64_t n) {
     float* score = scores.data() + n * E;
     std::vector<float> biased(E);
@@ -185,7 +187,8 @@ void route_experts(const bf16* x, const bf16* weight, const float* bias, int64_t
 }
 
 void moe_experts(const bf16* x, const int32_t* ids, const float* weights, const Weight& w1, const Weight& w2,
-                 const Weight& w3, float limit, bool quantize, float* out, int64_t N, int64_t k, int64_t experts) {
+                 const Weight& w3, float limit, bool quantize, float* out, int64_t N, int64_t k,
+                 int64_t experts) {
   const int64_t d = w1.K;
   for (int64_t start = 0; start < N; start += kBatch)
     moe_batch(x + start * d, ids + start * k, weights + start * k, {w1, w2, w3, limit, quantize}, experts,

@@ -35,7 +35,8 @@ void rms_norm(Input x, Input weight, float eps, bf16* out, int64_t N, int64_t D)
   });
 }
 
-void rope_table(const int64_t* positions, const float* inv_freq, float* cos, float* sin, int64_t N, int64_t half) {
+void rope_table(const int64_t* positions, const float* inv_freq, float* cos, float* sin, int64_t N,
+                int64_t half) {
   parallel_for(N, 64 * half, [&](int64_t n) {
     const float position = static_cast<float>(positions[n]);
     for (int64_t i = 0; i < half; ++i) {
@@ -46,8 +47,8 @@ void rope_table(const int64_t* positions, const float* inv_freq, float* cos, flo
   });
 }
 
-void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse, bf16* out, int64_t N, int64_t H,
-                int64_t D, int64_t half) {
+void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse, bf16* out, int64_t N,
+                int64_t H, int64_t D, int64_t half) {
   const int64_t plain = D - 2 * half;
   const float sign = inverse ? -1.0f : 1.0f;
   parallel_for(N * H, D, [&](int64_t i) {

@@ -31,8 +31,8 @@ static constexpr float from_e8m0(uint8_t code) {
 // Sign, 4 exponent bits (bias 7), 3 mantissa bits; no infinities, 0x7f and 0xff are NaN.
 static constexpr float from_e4m3(uint8_t code) {
   const uint32_t magnitude = code & 0x7fu;
-  float value = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f
-                              : from_bits((magnitude << 20) + (120u << 23));
+  float value =
+      magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f : from_bits((magnitude << 20) + (120u << 23));
   if (magnitude == 0x7f) value = kNaN;
   return (code & 0x80u) ? -value : value;
 }

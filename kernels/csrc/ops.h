@@ -36,7 +36,6 @@ void linear(Input x, const Weight& weight, Output out, int64_t N, bool quantize)
 // x [N, G, K], weight [G * R, K] -> out [N, G, R].
 void grouped_linear(const bf16* x, const Weight& weight, bf16* out, int64_t N, int64_t G);
 
-
 // ---- numbers and cache records
 
 // x [N, D] -> out [N, D]; D a multiple of the codec's group.
@@ -49,19 +48,20 @@ void store_records(uint8_t* cache, const int64_t* slots, const uint8_t* records,
 // ---- norm and rotation
 
 void rms_norm(Input x, Input weight, float eps, bf16* out, int64_t N, int64_t D);
-void rope_table(const int64_t* positions, const float* inv_freq, float* cos, float* sin, int64_t N, int64_t half);
+void rope_table(const int64_t* positions, const float* inv_freq, float* cos, float* sin, int64_t N,
+                int64_t half);
 // x [N, H, D]; cos, sin [N, half] turn the trailing 2 * half dimensions.
-void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse, bf16* out, int64_t N, int64_t H,
-                int64_t D, int64_t half);
+void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse, bf16* out, int64_t N,
+                int64_t H, int64_t D, int64_t half);
 
 // ---- hyper-connections: m streams of width d
 
-void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale, int64_t iterations,
-                          float eps, float norm_eps, float* pre, float* post, float* comb, int64_t N, int64_t m,
-                          int64_t d);
+void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale,
+                          int64_t iterations, float eps, float norm_eps, float* pre, float* post, float* comb,
+                          int64_t N, int64_t m, int64_t d);
 void hyper_connection_collapse(const bf16* x, const float* pre, bf16* out, int64_t N, int64_t m, int64_t d);
-void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, const float* comb, bf16* out, int64_t N,
-                             int64_t m, int64_t d);
+void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, const float* comb, bf16* out,
+                             int64_t N, int64_t m, int64_t d);
 
 // ---- experts
 
@@ -69,36 +69,37 @@ void swiglu(const bf16* a, const bf16* b, float limit, bf16* out, int64_t N, int
 void route_experts(const bf16* x, const bf16* weight, const float* bias, int64_t k, float route_scale,
                    bool normalize, int32_t* ids, float* weights, int64_t N, int64_t E, int64_t d);
 void moe_experts(const bf16* x, const int32_t* ids, const float* weights, const Weight& w1, const Weight& w2,
-                 const Weight& w3, float limit, bool quantize, float* out, int64_t N, int64_t k, int64_t experts);
+                 const Weight& w3, float limit, bool quantize, float* out, int64_t N, int64_t k,
+                 int64_t experts);
 
 // ---- attention
 
 void compress_pool(const float* values, const float* scores, const float* state, const int32_t* slots,
-                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out, int64_t G,
-                   int64_t D, int64_t ring, int64_t ratio);
+                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out,
+                   int64_t G, int64_t D, int64_t ring, int64_t ratio);
 void store_compress_state(const float* values, const float* scores, float* state, const int32_t* slots,
                           const int32_t* positions, const int32_t* ends, int64_t N, int64_t D, int64_t ring);
 
 struct IndexQuery {
-  const bf16* q;        // [N, H, D]
-  const bf16* weights;  // [N, H]
-  const uint8_t* keys;  // [pages, page_entries, record]
-  const int32_t* block_tables;  // [sequences, max_pages]
-  const int32_t* seq_of_row;    // [N]
-  const int32_t* visible;       // [N]
+  const bf16* q;                    // [N, H, D]
+  const bf16* weights;              // [N, H]
+  const uint8_t* keys;              // [pages, page_entries, record]
+  const int32_t* block_tables;      // [sequences, max_pages]
+  const int32_t* seq_of_row;        // [N]
+  const int32_t* visible;           // [N]
   const int32_t* candidate_blocks;  // [N, candidates]; candidates is -1 for no restriction
   int64_t H, D, page_entries, max_pages, topk, candidates, block_size, keep_blocks;
 };
 void index_topk(const IndexQuery& query, int32_t* indices, int32_t* blocks, int64_t N);
 
 struct Window {
-  const uint8_t* ring;   // [slots, ring_size, record]
-  const uint8_t* chunk;  // [N, record]
+  const uint8_t* ring;                        // [slots, ring_size, record]
+  const uint8_t* chunk;                       // [N, record]
   const int32_t *slots, *starts, *positions;  // [N]
   int64_t ring_size, size;
 };
 struct Compressed {
-  const uint8_t* cache;  // [pages, page_entries, record]
+  const uint8_t* cache;                                // [pages, page_entries, record]
   const int32_t *block_tables, *seq_of_row, *indices;  // [sequences, max_pages], [N], [N, topk]
   int64_t page_entries, max_pages, topk;
 
@@ -107,11 +108,11 @@ struct Compressed {
     return cache + (page * page_entries + index % page_entries) * record;
   }
 };
-void sparse_attention(const bf16* q, const float* sink, float scale, const Window& window, const Compressed& compressed,
-                      bf16* out, int64_t N, int64_t H, int64_t D);
+void sparse_attention(const bf16* q, const float* sink, float scale, const Window& window,
+                      const Compressed& compressed, bf16* out, int64_t N, int64_t H, int64_t D);
 // The same softmax over plain keys [entries, D] picked by indices [N, K], -1 for an empty place of the list.
-void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink, float scale,
-                        bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K);
+void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
+                        float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K);
 
 // ---- n-gram memory
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from deepinfer_kernels import cpu, ops
 from deepinfer_kernels.codecs import CODECS
 from deepinfer_kernels.ops import KernelFamily
 from deepinfer_kernels.reference.attention import attend
 from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight
-from safetensors.torch import load_file
-from torch import Tensor
 
 GOLDEN = load_file(str(Path(__file__).parents[1] / "data" / "kernels.safetensors"))
 
@@ -131,9 +132,7 @@ def yarn_frequencies(dim: int, theta: float, original: int, factor: float) -> Te
         ("tiny_yarn", 16, 160000.0, 32, 4),
     ],
 )
-def test_rope_table(
-    family: KernelFamily, name: str, dim: int, theta: float, original: int, factor: float
-) -> None:
+def test_rope_table(family: KernelFamily, name: str, dim: int, theta: float, original: int, factor: float) -> None:
     golden = group("rope")
     cos, sin = family.rope_table(golden["positions"], yarn_frequencies(dim, theta, original, factor))
     torch.testing.assert_close(cos, golden[f"{name}/cos"], rtol=0, atol=1e-6)
@@ -168,7 +167,8 @@ def test_router(family: KernelFamily) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "weighted"), [("out", 0.9, True), ("out_unclamped", 1e9, True), ("out_unweighted", 0.9, False)]
+    ("name", "limit", "weighted"),
+    [("out", 0.9, True), ("out_unclamped", 1e9, True), ("out_unweighted", 0.9, False)],
 )
 def test_expert(family: KernelFamily, name: str, limit: float, weighted: bool) -> None:
     golden = group("swiglu")
@@ -220,9 +220,7 @@ def test_sparse_attention_softmax(family: KernelFamily) -> None:
             actual = cpu.gathered_attention(q, kv, idx, golden["sink"], scale)
         else:
             keys = [kv[row.clamp_min(0).long()] for row in idx]
-            rows = [
-                attend(q[n], keys[n], idx[n] >= 0, golden["sink"], scale) for n in range(len(idx))
-            ]
+            rows = [attend(q[n], keys[n], idx[n] >= 0, golden["sink"], scale) for n in range(len(idx))]
             actual = torch.stack(rows)
         close(actual, out)
         assert not actual[(idx < 0).all(-1)].any(), "nothing visible gives zero"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from deepinfer_kernels import cpu, ops
-from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight, Weight
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from deepinfer_kernels import cpu, ops
+from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 Outputs = tuple[Tensor, ...]
 

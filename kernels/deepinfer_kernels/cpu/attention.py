@@ -32,9 +32,10 @@ def store_compress_state(
     values: Tensor, scores: Tensor, state: Tensor, slots: Tensor, positions: Tensor, ends: Tensor
 ) -> None:
     """See the interface."""
+    rows, dim = values.shape
     arrays = values.data_ptr(), scores.data_ptr(), state.data_ptr()
     places = slots.data_ptr(), positions.data_ptr(), ends.data_ptr()
-    _cpu.store_compress_state(*arrays, *places, *values.shape, state.shape[1])
+    _cpu.store_compress_state(*arrays, *places, rows, dim, state.shape[1])
 
 
 def index_topk(
@@ -96,6 +97,8 @@ def gathered_attention(q: Tensor, keys: Tensor, indices: Tensor, sink: Tensor, s
     list), ``sink [H]`` f32 → bf16 ``[N,H,D]``. ``D`` is a multiple of 16.
     """
     out = torch.empty_like(q)
+    rows, heads, dim = q.shape
     inputs = q.data_ptr(), keys.data_ptr(), indices.data_ptr(), sink.data_ptr()
-    _cpu.gathered_attention(*inputs, scale, out.data_ptr(), *q.shape, keys.shape[0], indices.shape[1])
+    sizes = rows, heads, dim, keys.shape[0], indices.shape[1]
+    _cpu.gathered_attention(*inputs, scale, out.data_ptr(), *sizes)
     return out
