@@ -204,8 +204,8 @@ class Sampler::Row {
     if (row.top_p < 1.0) {
       last = selector_.last_kept(values_.data(), weights_.data(), count_, row.top_p * total);
     }
-    compact([&](Candidate candidate) {
-      return !precedes(last, candidate) & (weights_[candidate.index] >= row.min_p);
+    compact([last, weights = weights_.data(), min_p = row.min_p](Candidate candidate) {
+      return !precedes(last, candidate) & (weights[candidate.index] >= min_p);
     });
   }
 
@@ -247,17 +247,19 @@ class Sampler::Row {
     gather(threshold);
     if (count_ <= k) return;
     const Candidate last = selector_.last_kept(values_.data(), nullptr, count_, static_cast<double>(k));
-    compact([&](Candidate candidate) { return !precedes(last, candidate); });
+    compact([last](Candidate candidate) { return !precedes(last, candidate); });
   }
 
   // Keeps the candidates (value and place among the candidates) for which keep says so.
   template <typename Keep>
   void compact(Keep keep) {
+    float* values = values_.data();
+    std::uint32_t* ids = ids_.data();
     std::size_t count = 0;
     for (std::size_t i = 0; i < count_; ++i) {
-      const bool kept = keep(Candidate{values_[i], static_cast<std::uint32_t>(i)});
-      values_[count] = values_[i];
-      ids_[count] = ids_[i];
+      const bool kept = keep(Candidate{values[i], static_cast<std::uint32_t>(i)});
+      values[count] = values[i];
+      ids[count] = ids[i];
       count += kept ? 1 : 0;
     }
     count_ = count;
@@ -293,7 +295,7 @@ class Sampler::Row {
     double weights[kBlock];
     double complements[kBlock];
     exp_weights(logits, n, weighting_, weights);
-    noise_complements(noise, ids, n, complements);
+    noise_complements(noise, ids, n, complements, isa_);
     double bound = std::exp(-best_score_) * kSlack;
     for (std::size_t i = 0; i < n; ++i) {
       if (complements[i] > weights[i] * bound) continue;
@@ -335,6 +337,7 @@ class Sampler::Row {
     }
   }
 
+  const Isa isa_ = best_isa();
   const float* logits_ = nullptr;
   std::size_t n_ = 0;
   float max_ = 0.0f;

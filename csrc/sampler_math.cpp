@@ -127,10 +127,4 @@ double sum_weights(const float* logits, std::size_t n, const Weighting& weightin
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-DEEPINFER_ISA_CLONES
-void noise_complements(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* complements) {
-  const TokenNoise local = noise;
-  for (std::size_t i = 0; i < n; ++i) complements[i] = 1.0 - local.uniform(ids[i]);
-}
-
 }  // namespace deepinfer

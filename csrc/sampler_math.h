@@ -40,7 +40,13 @@ void exp_weights(const float* logits, std::size_t n, const Weighting& weighting,
 // Sum of the weights of all n logits, in 8 interleaved lanes.
 double sum_weights(const float* logits, std::size_t n, const Weighting& weighting);
 
-// complements[i] = 1 - noise.uniform(ids[i]), exact.
-void noise_complements(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* complements);
+enum class Isa { kPlain, kAvx2, kAvx512 };
+
+// The fastest instruction set that this CPU has and that noise_complements is written for.
+Isa best_isa();
+
+// complements[i] = 1 - noise.uniform(ids[i]), exact. Throws std::invalid_argument if the CPU lacks isa.
+void noise_complements(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* complements,
+                       Isa isa);
 
 }  // namespace deepinfer

@@ -158,6 +158,20 @@ def test_noise_is_the_documented_function_of_seed_position_and_token(seed: int, 
     assert ((noise > 0) & (noise < 1)).all()
 
 
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
+def test_noise_is_the_same_on_every_instruction_set(isa: str) -> None:
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7, 8, 1003):
+        ids = rng.integers(0, 2**32, size, dtype=np.uint32)
+        try:
+            noise = _C.uniform_noise(2**63 + 12345, 2**40 + 7, ids, isa=isa)
+        except ValueError as error:
+            pytest.skip(str(error))
+        assert noise.tolist() == [uniform(2**63 + 12345, 2**40 + 7, int(token)) for token in ids]
+    with pytest.raises(ValueError, match="isa must be"):
+        _C.uniform_noise(0, 0, ids, isa="neon")
+
+
 @given(filtered_row(), st.integers(0, 2**64 - 1), st.integers(0, 2**40))
 @settings(max_examples=400, deadline=None)
 def test_a_draw_equals_the_reference(case: Any, seed: int, position: int) -> None:
