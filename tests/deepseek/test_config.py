@@ -93,6 +93,36 @@ def test_golden_values():
     assert not config.tie_word_embeddings
 
 
+def test_the_published_model(caplog):
+    """DeepSeek-V4.1-Flash's own settings are accepted whole: nothing is refused, nothing unknown."""
+    text = GOLDEN["text_config"] | {
+        "vocab_size": 129280, "hidden_size": 5120, "moe_intermediate_size": 2304, "num_hidden_layers": 40,
+        "num_attention_heads": 64, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280, "o_lora_rank": 1024,
+        "o_groups": 8, "swiglu_limit": 10.0, "rope_theta": 10000, "compress_rope_theta": 160000,
+        "n_routed_experts": 384, "num_experts_per_tok": 6, "sliding_window": 128,
+        "compress_ratios": [0] * 2 + [2] * 18 + [1] * 20 + [0] * 3, "kv_source_layer_ids": [2, 8, 14, 20],
+        "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36], "index_n_heads": 32, "index_head_dim": 128,
+        "index_topk": 512, "candidate_source_layer_id": 20, "candidate_topk_blocks": 2048, "candidate_block_size": 8,
+        "engram_layer_ids": [1, 14], "engram_num_embeddings": [384006168, 384016682], "engram_vocab_size": 16000000,
+        "engram_n_heads": 8, "engram_head_dim": 256, "engram_compressed_vocab_size": 99092, "dspark_block_size": 5,
+        "dspark_noise_token_id": 128799, "dspark_target_layer_ids": [37, 38, 39], "dspark_markov_rank": 256,
+        "dspark_n_routed_experts": 128, "dspark_num_experts_per_tok": 3, "max_position_embeddings": 1048576,
+        "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+                         "original_max_position_embeddings": 65536},
+    }  # fmt: skip
+    vision = {
+        "model_type": "deepseek_v41_vision", "num_hidden_layers": 32, "hidden_size": 1024, "num_attention_heads": 16,
+        "intermediate_size": 2816, "patch_size": 14, "rope_theta": 10000, "downsample_ratio": 3,
+        "max_image_tokens": 1024, "min_pixels": 295936, "max_wh_ratio": None,
+    }  # fmt: skip
+    config = read(GOLDEN | {"image_token_id": 129264, "text_config": text, "vision_config": vision})
+    assert caplog.text == ""
+    assert len(config.plan) == 40 and config.dspark.num_stages == 3
+    assert (config.engram.num_columns, config.engram.row_dim) == (24, 6144)
+    assert config.attention.group_dim == 4096 and config.rope_compressed.yarn.original_max_position == 65536
+    assert config.vision.num_layers == 32 and config.quantization is not None
+
+
 def test_without_quantization():
     assert read(PLAIN).quantization is None
     assert attrs.evolve(read(PLAIN), quantization=QuantizationConfig()) == read(GOLDEN)
@@ -247,6 +277,8 @@ def test_parts_are_tables(name):
         ({"scoring_func": "softmax"}, ["scoring_func", "sqrtsoftplus"]),
         ({"topk_method": "greedy"}, ["topk_method", "noaux_tc"]),
         ({"hc_shifted": False}, ["hc_shifted"]),
+        ({"first_k_dense_replace": 3}, ["first_k_dense_replace", "3"]),
+        ({"n_group": 8}, ["n_group", "8"]),
         ({"use_fp4_sparse_kv": False}, ["use_fp4_sparse_kv"]),
         ({"dtype": "float32"}, ["dtype", "float32"]),
     ],

@@ -46,10 +46,10 @@ ARCHITECTURES = ("DeepseekV41ForCausalLM",)
 #: Keys that change nothing at inference, or that another part reads.
 _IGNORABLE = frozenset(
     {
-        "architectures", "model_type", "transformers_version", "auto_map", "_name_or_path",
-        "initializer_range", "use_cache", "attention_dropout", "router_aux_loss_coef", "router_jitter_noise",
-        "output_router_logits", "text_config", "vision_config", "quantization_config", "max_batch_size", "temperature",
-        "first_k_dense_replace", "moe_layer_freq", "n_group", "topk_group", "ep_size", "pretraining_tp",
+        "architectures", "model_type", "transformers_version", "auto_map", "_name_or_path", "text_config",
+        "vision_config", "quantization_config", "initializer_range", "use_cache", "attention_dropout",
+        "router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "max_batch_size", "ep_size",
+        "pretraining_tp",
     }
 )  # fmt: skip
 
@@ -62,6 +62,10 @@ _FIXED: Mapping[str, tuple[object, ...]] = {
     "scoring_func": ("sqrtsoftplus",),
     "score_func": ("sqrtsoftplus",),
     "gate_temp": (1, 1.0),
+    "first_k_dense_replace": (0, None),
+    "moe_layer_freq": (1, None),
+    "n_group": (1, None),
+    "topk_group": (1, None),
     "topk_method": ("noaux_tc",),
     "dtype": ("bfloat16", "bf16", "fp8", None),
     "torch_dtype": ("bfloat16", None),
