@@ -18,7 +18,7 @@ namespace DEEPINFER_ISA {
 // Register tiles: rows x columns accumulators of 16 lanes each.
 #if defined(DEEPINFER_AVX512)
 constexpr int kMaxRows = 8;
-constexpr int tile_columns(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : 3; }
+constexpr int tile_columns(int rows) { return rows == 1 ? 8 : rows == 2 ? 6 : rows <= 5 ? 4 : 3; }
 constexpr int kHeadTile = 4, kLaneTile = 4;
 #else
 constexpr int kMaxRows = 3;
@@ -72,11 +72,11 @@ template <>
 struct Column<Format::fp8> {
   const uint8_t* data;
   const uint8_t* scale;
-  Pair load(int64_t k) const { return load_e4m3_pair(data + k, kE8m0[scale[k / 32]]); }
+  Pair load(int64_t k) const { return load_e4m3_pair(data + k, scale[k / 32]); }
   Pair load_tail(int64_t k, int64_t n) const {
     uint8_t padded[32] = {};
     __builtin_memcpy(padded, data + k, n);
-    return load_e4m3_pair(padded, kE8m0[scale[k / 32]]);
+    return load_e4m3_pair(padded, scale[k / 32]);
   }
 };
 
@@ -106,13 +106,13 @@ static inline void multiply_add(const float* const* x, int64_t k, const Pair (&w
                                 Lanes (&acc)[R][C]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Lanes even = load(x[r] + k);
+    const Lanes even = keep(load(x[r] + k));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) acc[r][c] = fma(even, weights[c].even, acc[r][c]);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Lanes odd = load(x[r] + k + 16);
+    const Lanes odd = keep(load(x[r] + k + 16));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) acc[r][c] = fma(odd, weights[c].odd, acc[r][c]);
   }

@@ -32,7 +32,19 @@ static inline Pair load_bf16_pair(const uint16_t* p) {
   const __m512i odd = _mm512_and_si512(raw, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(raw, 16))}, {_mm512_castsi512_ps(odd)}};
 }
-static inline Lanes load_half(__m256i half) { return {_mm512_cvtph_ps(half)}; }
+// e4m3 as float16: one exponent bit more, so 2^-8 of the value; NaN is kept.
+static inline Pair load_e4m3_unit(const uint8_t* p) {
+  const __m256i odd = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));  // in the high bytes
+  const __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_slli_epi16(odd, 8)), odd, 1);
+  const __m512i nan_code = _mm512_set1_epi16(0x3f80);
+  const __m512i magnitude = _mm512_and_si512(_mm512_srli_epi16(words, 1), nan_code);
+  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitude, nan_code);
+  const __m512i kept = _mm512_mask_blend_epi16(is_nan, magnitude, _mm512_set1_epi16(0x7f80));
+  const __m512i sign = _mm512_set1_epi16(static_cast<short>(0x8000));
+  const __m512i half = _mm512_ternarylogic_epi32(kept, words, sign, 0xf8);  // kept | (words & sign)
+  return {{_mm512_cvtph_ps(_mm512_castsi512_si256(half))},
+          {_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1))}};
+}
 // 2^n for the integer n that `biased` = n + 1.5 * 2^23 holds in its low bits.
 static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(biased.v), _mm512_set1_epi32(0x4b400000));
@@ -46,6 +58,11 @@ static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
   const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   // The permutation reads the low 4 bits of each lane.
   return {{_mm512_permutexvar_ps(bytes, table)}, {_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table)}};
+}
+// Keeps a value in its register: otherwise each use loads it again, and loads become the bottleneck.
+static inline Lanes keep(Lanes a) {
+  __asm__("" : "+v"(a.v));
+  return a;
 }
 static inline float sum(Lanes a) {
   const __m256 high = _mm512_extractf32x8_ps(a.v, 1);
@@ -95,8 +112,20 @@ static inline Pair load_bf16_pair(const uint16_t* p) {
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
           {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))}};
 }
+// e4m3 in the high byte of each word, as float16: one exponent bit more, so 2^-8 of the value; NaN is kept.
+static inline __m256i half_of_e4m3(__m256i words) {
+  const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(words, 1), _mm256_set1_epi16(0x3f80));
+  const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
+  const __m256i exponent = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7c00));
+  const __m256i sign = _mm256_and_si256(words, _mm256_set1_epi16(static_cast<short>(0x8000)));
+  return _mm256_or_si256(_mm256_or_si256(magnitude, exponent), sign);
+}
 static inline Lanes load_half(__m256i half) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
+static inline Pair load_e4m3_unit(const uint8_t* p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {load_half(half_of_e4m3(_mm256_slli_epi16(words, 8))), load_half(half_of_e4m3(words))};
 }
 static inline __m256 power_of_two_half(__m256 biased, __m256* rest) {
   const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(0x4b400000));
@@ -120,6 +149,7 @@ static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
   return {{decode_e2m1(lo, table), decode_e2m1(hi, table)},
           {decode_e2m1(_mm256_srli_epi32(lo, 4), table), decode_e2m1(_mm256_srli_epi32(hi, 4), table)}};
 }
+static inline Lanes keep(Lanes a) { return a; }
 static inline float sum(Lanes a) {
   const __m256 eight = _mm256_add_ps(a.lo, a.hi);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -178,8 +208,8 @@ static inline Pair load_f32_pair(const float* p) {
 static inline Pair load_bf16_pair(const uint16_t* p) {
   return each_pair([&](int k) { return from_bf16(p[k]); });
 }
-static inline Pair load_e4m3_pair(const uint8_t* p, float scale) {
-  return each_pair([&](int k) { return kE4m3[p[k]] * scale; });
+static inline Pair load_e4m3_unit(const uint8_t* p) {
+  return each_pair([&](int k) { return kE4m3[p[k]] * 0x1p-8f; });
 }
 static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
   return each_pair([&](int k) { return kE2m1[(p[k / 2] >> (k % 2 * 4)) & 15] * scale; });
@@ -194,6 +224,7 @@ static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   }
   return first;
 }
+static inline Lanes keep(Lanes a) { return a; }
 static inline float sum(Lanes a) {
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
@@ -202,22 +233,13 @@ static inline float sum(Lanes a) {
 
 #endif
 
-#if defined(DEEPINFER_AVX512) || defined(DEEPINFER_AVX2)
-
-// e4m3 in the high byte of each word, as float16: one exponent bit more, so 2^-8 of the value; NaN is kept.
-static inline __m256i half_of_e4m3(__m256i words) {
-  const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(words, 1), _mm256_set1_epi16(0x3f80));
-  const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
-  const __m256i exponent = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7c00));
-  const __m256i sign = _mm256_and_si256(words, _mm256_set1_epi16(static_cast<short>(0x8000)));
-  return _mm256_or_si256(_mm256_or_si256(magnitude, exponent), sign);
+// 32 e4m3 codes with the e8m0 code of their scale.
+static inline Pair load_e4m3_pair(const uint8_t* p, uint8_t scale) {
+  Pair value = load_e4m3_unit(p);
+  if (__builtin_expect(scale > 246, 0)) {  // 2^8 times the scale overflows where the values do not
+    value = {mul(value.even, splat(256.0f)), mul(value.odd, splat(256.0f))};
+    return {mul(value.even, splat(kE8m0[scale])), mul(value.odd, splat(kE8m0[scale]))};
+  }
+  const Lanes factor = splat(kE8m0[scale] * 256.0f);
+  return {mul(value.even, factor), mul(value.odd, factor)};
 }
-static inline Pair load_e4m3_pair(const uint8_t* p, float scale) {
-  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  // Two factors: their product can overflow where the value does not.
-  const Lanes bias = splat(256.0f), factor = splat(scale);
-  const Lanes even = load_half(half_of_e4m3(_mm256_slli_epi16(words, 8)));
-  return {mul(mul(even, bias), factor), mul(mul(load_half(half_of_e4m3(words)), bias), factor)};
-}
-
-#endif
