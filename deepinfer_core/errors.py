@@ -22,6 +22,10 @@ class RequestError(DeepInferError, ValueError):
     """A request refused before it reached the engine. Other requests are unaffected."""
 
 
+class GenerationError(DeepInferError):
+    """A request that was accepted and failed while it ran. Other requests are unaffected."""
+
+
 class PluginError(DeepInferError):
     """A plugin that is unknown, broken, or incompatible. The message names it and how to leave it out."""
 

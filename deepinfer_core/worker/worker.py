@@ -56,7 +56,9 @@ class Worker:
     ) -> tuple[Model, ArchitectureConfig]:
         architecture = manager.model_for(hf_config.architecture)
         arch_config = architecture.translate_config(hf_config.config)
-        return architecture.build(arch_config, ModelContext(kernels=self.backend.kernels, tokenizer=tokenizer)), arch_config
+        return architecture.build(
+            arch_config, ModelContext(kernels=self.backend.kernels, tokenizer=tokenizer)
+        ), arch_config
 
     def _load(self, model: Model, index: CheckpointIndex) -> None:
         for name, used_instead in model.tied_tensors().items():

@@ -44,9 +44,7 @@ class KernelFamily:
             raise AttributeError(f"there is no op {op!r}{hint}")
         implementation = getattr(self._module, op, None)
         if implementation is None:
-            raise KernelUnavailableError(
-                op, self.name, PROVIDERS.get(self.name, "use the 'reference' family")
-            )
+            raise KernelUnavailableError(op, self.name, PROVIDERS.get(self.name, "use the 'reference' family"))
         check = getattr(interface, op)
 
         @functools.wraps(implementation)

@@ -13,7 +13,6 @@ from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
 from deepinfer_kernels.interface import checks
 
 
-
 def _chunk_rows(rows: int, **columns: Tensor) -> None:
     for name, column in columns.items():
         checks.tensor(name, column, (rows,), torch.int32)

@@ -9,9 +9,7 @@ from deepinfer_kernels.interface import checks
 from deepinfer_kernels.weights import Weight
 
 
-def route_experts(
-    x: Tensor, weight: Tensor, bias: Tensor, k: int, route_scale: float, normalize: bool
-) -> None:
+def route_experts(x: Tensor, weight: Tensor, bias: Tensor, k: int, route_scale: float, normalize: bool) -> None:
     """``x [N,d]`` bf16, ``weight [E,d]`` bf16, ``bias [E]`` f32 → ``ids [N,k]`` int32, ``weights [N,k]`` f32.
 
     Scores ``√softplus(x·Wᵀ)``; the bias only selects (ties: lowest id), in descending order of the biased

@@ -30,6 +30,4 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
     _, half = checks.tensor("cos", cos, (rows, None), torch.float32)
     checks.tensor("sin", sin, (rows, half), torch.float32)
     if 2 * half > dim:
-        raise ValueError(
-            f"cos must have at most {dim // 2} columns for a head dimension of {dim}, got {half}"
-        )
+        raise ValueError(f"cos must have at most {dim // 2} columns for a head dimension of {dim}, got {half}")

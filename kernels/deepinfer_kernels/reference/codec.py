@@ -93,7 +93,8 @@ def unpack_kv(records: Tensor, codec: str, dim: int) -> Tensor:
     value = e2m1_to_float(data) if spec.fp4 else e4m3_to_float(data.contiguous())
     scale_code = scale_code.contiguous()
     scale = e4m3_to_float(scale_code) if spec.e4m3_scale else e8m0_to_float(scale_code)
-    return (value.unflatten(-1, (-1, spec.group)) * scale[..., None]).flatten(-2).to(torch.bfloat16)
+    out: Tensor = value.unflatten(-1, (-1, spec.group)) * scale[..., None]
+    return out.flatten(-2).to(torch.bfloat16)
 
 
 def store_records(cache: Tensor, slots: Tensor, records: Tensor) -> None:

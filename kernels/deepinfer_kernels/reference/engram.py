@@ -25,4 +25,5 @@ def engram_gate(
     gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(clamp).sqrt(), dot))
     if mask is not None:
         gate = gate.masked_fill(~mask[:, None], 0.0)
-    return (query + gate[:, :, None] * value[:, None, :]).to(x.dtype)
+    out: Tensor = query + gate[:, :, None] * value[:, None, :]
+    return out.to(x.dtype)

@@ -19,7 +19,9 @@ def hyper_connection_mix(
     pre = torch.sigmoid(pre_raw * scale[0] + pre_base) + eps
     post = 2 * torch.sigmoid(post_raw * scale[1] + post_base)
     comb = (comb_raw * scale[2] + comb_base).unflatten(-1, (streams, streams))
-    comb = comb.softmax(-1) + eps
+    # Spelled out: torch's fused softmax rounds differently from the published kernel.
+    comb = (comb - comb.amax(-1, keepdim=True)).exp()
+    comb = comb / comb.sum(-1, keepdim=True) + eps
     comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(sinkhorn_iters - 1):
         comb = comb / (comb.sum(-1, keepdim=True) + eps)

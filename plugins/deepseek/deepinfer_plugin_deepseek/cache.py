@@ -36,6 +36,6 @@ def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
             shape = (entries, CODECS[codec].record_bytes(width))
             pages.append(StateBuffer(buffer_name(layer.index, part), shape, "uint8"))
         if layer.ratio > 1:
-            shape = (layer.ratio - 1 + rollback, 2, dim)
-            slots.append(StateBuffer(buffer_name(layer.index, "compress_state"), shape, "float32"))
+            state = (layer.ratio - 1 + rollback, 2, dim)
+            slots.append(StateBuffer(buffer_name(layer.index, "compress_state"), state, "float32"))
     return CacheLayout(tuple(pages), tuple(slots))

@@ -101,9 +101,7 @@ class HashLayout:
     def row_ids(self, compressed_ids: Tensor, layer: int) -> Tensor:
         """``compressed_ids [N, max_ngram]`` int64 (column k: k tokens back) → table rows ``[N, columns]`` int64."""
         terms = compressed_ids * torch.from_numpy(self.multipliers[layer])
-        hashes = functools.reduce(
-            lambda done, term: [*done, done[-1] ^ term], terms.unbind(1)[1:], [terms[:, 0]]
-        )
+        hashes = functools.reduce(lambda done, term: [*done, done[-1] ^ term], terms.unbind(1)[1:], [terms[:, 0]])
         ngrams = torch.stack(hashes[1:], 1)
         rows = ngrams[:, :, None] % torch.from_numpy(self.primes[layer])
         return rows.flatten(1) + torch.from_numpy(self.offsets[layer])

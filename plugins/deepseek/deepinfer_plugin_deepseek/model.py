@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+
 from deepinfer_core.errors import CheckpointError, ConfigError
 from deepinfer_core.interfaces.cache import CacheLayout
 from deepinfer_core.interfaces.model import InputBatch, ModelContext, Tap
 from deepinfer_core.model_loader.weights import WeightSpec
-from torch import Tensor, nn
 
 from .attention import Attention
 from .cache import cache_layout
@@ -24,7 +25,7 @@ from .rope import inverse_frequencies
 from .step import Step
 
 if TYPE_CHECKING:
-    from .layer_plan import LayerSpec
+    from .layer_plan import LayerSpec, RopeKind
 
 #: Parts of a checkpoint that the text model does not run, and whose they are.
 OTHER_PARTS = {
@@ -51,9 +52,7 @@ class Block(nn.Module):
         self._attn_hc = HyperConnection(self, "hc_attn", config)
         self._ffn_hc = HyperConnection(self, "hc_ffn", config)
 
-    def run(
-        self, step: Step, streams: Tensor, pre: Tensor, engram_rows: Mapping[int, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, step: Step, streams: Tensor, pre: Tensor, engram_rows: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
         """``streams [N,m,d]`` bf16 and the mix handed on ``[N,m]`` f32 → both, after this layer."""
         if self._layer in engram_rows:
             streams = self.engram.run(step, streams, engram_rows[self._layer])
@@ -88,11 +87,12 @@ class TextModel(nn.Module):
         self.config = config
         self._kernels, self._rollback = context.kernels, context.rollback
         self.embed = Linear(config.hidden_size, config.vocab_size)
-        self.layers = nn.ModuleList(Block(config, spec) for spec in config.plan.layers)
+        self._blocks = [Block(config, spec) for spec in config.plan.layers]
+        self.layers = nn.ModuleList(self._blocks)
         self.norm = Norm(config.hidden_size)
         self.head = self.embed if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._hasher = _token_hasher(config, context)
-        self._inv_freq = {
+        self._inv_freq: dict[RopeKind, Tensor] = {
             "window": inverse_frequencies(config.rope_window, config.attention.rope_head_dim),
             "compressed": inverse_frequencies(config.rope_compressed, config.attention.rope_head_dim),
         }
@@ -142,10 +142,10 @@ class TextModel(nn.Module):
         streams = hidden[:, None, :].repeat(1, mult, 1)
         pre = first_mix(len(batch), mult, hidden.device)
         engram_rows = {} if self._hasher is None else self._hasher.rows(batch.context_ids)
-        for layer, rows in engram_rows.items():
-            step.observe(f"layers.{layer}.engram_hash_ids", rows)
-        for layer in self.layers:
-            streams, pre = layer.run(step, streams, pre, engram_rows)
+        for index, rows in engram_rows.items():
+            step.observe(f"layers.{index}.engram_hash_ids", rows)
+        for block in self._blocks:
+            streams, pre = block.run(step, streams, pre, engram_rows)
         collapsed = self._kernels.hyper_connection_collapse(streams, pre)
         return self._kernels.rms_norm(collapsed, self.norm.weight, self.config.rms_norm_eps)  # type: ignore[no-any-return]
 

@@ -41,9 +41,7 @@ class MixtureOfExperts(nn.Module):
         moe, hidden = config.moe, config.hidden_size
         self._config, self._name = moe, name
         self.gate = Gate(hidden, moe.num_routed_experts)
-        self.experts = Experts(
-            hidden, moe.intermediate_size, expert_storage(config), experts=moe.num_routed_experts
-        )
+        self.experts = Experts(hidden, moe.intermediate_size, expert_storage(config), experts=moe.num_routed_experts)
         self.shared_experts = Experts(hidden, moe.intermediate_size, dense_storage(config))
 
     def run(self, step: Step, x: Tensor) -> Tensor:
@@ -70,7 +68,8 @@ class MixtureOfExperts(nn.Module):
             settings.swiglu_limit,
             w1.quantized,
         )
-        return (routed + self._shared(step, x).float()).to(torch.bfloat16)
+        total: Tensor = routed + self._shared(step, x).float()
+        return total.to(torch.bfloat16)
 
     def _shared(self, step: Step, x: Tensor) -> Tensor:
         shared, ops = self.shared_experts, step.kernels

@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.model import InputBatch, Tap
-from torch import Tensor
 
 from .layer_plan import RopeKind
 

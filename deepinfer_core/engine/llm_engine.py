@@ -1,0 +1,309 @@
+"""The engine: requests in, outputs out, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from deepinfer_core import _C
+from deepinfer_core.config import PAGE_SIZE, EngineConfig
+from deepinfer_core.engine import output_processor
+from deepinfer_core.engine.deferred_release import DeferredRelease
+from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
+from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
+from deepinfer_core.engine.stats_logger import StatsLogger
+from deepinfer_core.errors import GenerationError, RequestError
+from deepinfer_core.interfaces.sampler import SamplingRow
+from deepinfer_core.model_loader import load_hf_config
+from deepinfer_core.outputs import RequestMetrics, RequestOutput
+from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from deepinfer_core.interfaces.sampler import SamplerOutput
+    from deepinfer_core.outputs import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """A model, a scheduler and the requests between them. Not thread-safe.
+
+    Raises DeepInferError subclasses when it cannot start; nothing is left running then.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        from deepinfer_core.worker.worker import Worker
+
+        self.config = config
+        self.hf_config = load_hf_config(config.model.model)
+        self.manager = PluginManager(
+            config.plugins, backend=config.backend, architecture=self.hf_config.architecture
+        ).resolve()
+        self.hooks = self.manager.hooks
+        self.tokenizer = self._load_tokenizer()
+        self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
+        self.eos_token_ids = self._eos_token_ids()
+        self.scheduler = self._make_scheduler()
+        self.stats = StatsLogger(
+            enabled=not config.disable_log_stats,
+            interval_seconds=config.log_stats_interval,
+            extra_metrics=self.hooks.build_extra_metrics_log,
+        )
+        self._requests: dict[int, Request] = {}
+        self._handles: dict[str, int] = {}
+        self._deferred = DeferredRelease()
+        self._rng = random.Random(config.model.seed)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *, stream: bool = False
+    ) -> Request:
+        """Queue a request. Raises RequestError, with nothing kept, if it could never be served.
+
+        stream: report what each step adds; otherwise only the final output, whole.
+        """
+        arrival = time.monotonic()
+        params = SamplingParams(**self.hf_config.sampling_defaults) if params is None else params
+        vocab_size = self.worker.arch_config.vocab_size
+        params.check_vocabulary(vocab_size)
+        text, ids = prompt_parts(prompt)
+        token_ids = tokenize_prompt(text, ids, self.tokenizer)
+        tokens = check_prompt(token_ids, vocab_size)
+        stop_ids = tuple(sorted({*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}))
+        detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
+        if detokenizer is None and params.stop:
+            raise RequestError(f"stop strings need a tokenizer and this model has none, got stop={params.stop!r}")
+        try:
+            handle = self.scheduler.submit(
+                request_id,
+                tokens,
+                max_tokens=params.max_tokens or self.worker.max_model_len,
+                min_tokens=params.min_tokens,
+                stop_token_ids=list(stop_ids),
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        request = Request(
+            request_id,
+            handle,
+            text,
+            token_ids,
+            params,
+            params.resolve_seed(self._rng),
+            stop_ids,
+            detokenizer,
+            RequestMetrics(arrival),
+            stream,
+        )
+        self._requests[handle] = request
+        self._handles[request_id] = handle
+        if self.hooks.on_request_added is not None:
+            self.hooks.on_request_added(request)
+        return request
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests with finish reason ``abort``, in any state; unknown and finished ids are ignored."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            if request_id in self._handles:
+                self.scheduler.cancel(self._handles[request_id])
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether :meth:`step` has anything left to do or to report."""
+        return bool(self._requests)
+
+    def explain(self, request_id: str) -> str:
+        """Why a request is not running, or how far it is."""
+        if request_id not in self._handles:
+            raise RequestError(f"there is no unfinished request {request_id!r}")
+        return self.scheduler.explain(self._handles[request_id])
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step for everyone it has room for, and return what came of it."""
+        self._deferred.flush()
+        with self.stats.phase("schedule"):
+            plan = self.scheduler.schedule()
+        self._note_schedule(plan)
+        sampled = None
+        if plan:
+            if self.hooks.post_schedule is not None:
+                self.hooks.post_schedule(plan)
+            sampled = self._execute_model(plan)
+        outputs = self._process_model_outputs(plan, sampled)
+        self.stats.step(
+            prefill_tokens=int(plan.num_tokens[~plan.is_decode].sum()) if plan else 0,
+            generated_tokens=0 if sampled is None else int((sampled.token_ids >= 0).sum()),
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            used_pages=self.scheduler.num_pages - 1 - self.scheduler.num_free_pages,
+            total_pages=self.scheduler.num_pages - 1,
+        )
+        return outputs
+
+    def _execute_model(self, plan: _C.StepPlan) -> SamplerOutput | None:
+        """Run the plan's forward and draw tokens. A failure ends the requests in it, and no others."""
+        rows = self._sampling_rows(plan)
+        try:
+            with self.stats.phase("execute"):
+                return self.worker.execute(plan, rows)
+        except Exception as error:
+            logger.exception("a step failed; its %d requests end with an error", plan.num_seqs)
+            self._fail(plan, error)
+            return None
+        except BaseException as interruption:
+            # Leave no plan outstanding: the engine goes on if the caller does.
+            self._fail(plan, interruption)
+            self.scheduler.commit(plan, np.full(plan.num_samples, -1, np.int32))
+            raise
+
+    def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
+        """Apply a step's tokens to the scheduler and the requests; report what is new."""
+        outputs: list[RequestOutput] = []
+        with self.stats.phase("process"):
+            if plan:
+                tokens = np.full(plan.num_samples, -1, np.int32) if sampled is None else sampled.token_ids
+                report = self.scheduler.commit(plan, tokens)
+                if sampled is not None:
+                    self._append_tokens(plan, report, sampled)
+                outputs += self._streamed(report)
+            finished = self._take_finished()
+        outputs += [output for _, output in finished]
+        if outputs and self.hooks.process_output is not None:
+            self.hooks.process_output(outputs)
+        self._announce(finished)
+        if self.hooks.post_process_model_outputs is not None:
+            self.hooks.post_process_model_outputs(outputs)
+        return outputs
+
+    # -- parts of the step ------------------------------------------------------------------------
+
+    def _sampling_rows(self, plan: _C.StepPlan) -> list[SamplingRow]:
+        rows = []
+        positions = (plan.starts + plan.num_tokens)[plan.samples].tolist()
+        for handle, position in zip(plan.handles[plan.samples].tolist(), positions, strict=True):
+            request = self._requests[handle]
+            rows.append(
+                SamplingRow.of(request.params, request.seed, position, len(request.token_ids), request.stop_ids)
+            )
+        return rows
+
+    def _note_schedule(self, plan: _C.StepPlan) -> None:
+        now = time.monotonic()
+        for handle in plan.preempted:
+            self._requests[handle].metrics.num_preemptions += 1
+        for handle in plan.handles.tolist():
+            metrics = self._requests[handle].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+
+    def _append_tokens(self, plan: _C.StepPlan, report: _C.CommitReport, sampled: SamplerOutput) -> None:
+        row_of = {handle: row for row, handle in enumerate(plan.handles[plan.samples].tolist())}
+        for handle, token in zip(report.handles.tolist(), report.tokens.tolist(), strict=True):
+            stopped = output_processor.append_token(
+                self._requests[handle], token, sampled, row_of[handle], self.tokenizer
+            )
+            if stopped:
+                self.scheduler.finish(handle, "stop")
+        for handle, row in row_of.items():
+            if sampled.token_ids[row] < 0:
+                self._requests[
+                    handle
+                ].error = (
+                    "no token could be drawn: every token is banned or has a logit of -inf, or a logit is NaN or +inf"
+                )
+
+    def _streamed(self, report: _C.CommitReport) -> list[RequestOutput]:
+        requests = (self._requests[handle] for handle in report.handles.tolist())
+        live = (request for request in requests if request.stream)
+        return [
+            output
+            for request in live
+            if not self._has_ended(request) and (output := output_processor.new_output(request, None)) is not None
+        ]
+
+    def _has_ended(self, request: Request) -> bool:
+        return self.scheduler.state(request.handle).startswith("finished")
+
+    def _take_finished(self) -> list[tuple[Request, RequestOutput]]:
+        """Terminal outputs, each request's exactly once; what they held is released at the next step."""
+        ended = []
+        for handle, reason in self.scheduler.take_finished():
+            request = self._requests.pop(handle)
+            del self._handles[request.request_id]
+            ended.append((request, self._final_output(request, cast("FinishReason", reason))))
+            if self.hooks.finalize_seq is not None:
+                self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
+        if ended:
+            self._deferred.defer(self.scheduler.release_deferred)
+        return ended
+
+    def _final_output(self, request: Request, reason: FinishReason) -> RequestOutput:
+        output_processor.finish(request, reason)
+        self.stats.finished(request.metrics, len(request.token_ids))
+        if request.error is not None and self.hooks.on_error is not None:
+            self.hooks.on_error(request.request_id, GenerationError(request.error))
+        if not request.stream:
+            return output_processor.full_output(request, reason)
+        output = output_processor.new_output(request, reason)
+        assert output is not None, "the last output of a stream is always reported"
+        return output
+
+    def _announce(self, finished: list[tuple[Request, RequestOutput]]) -> None:
+        if self.hooks.on_request_finished is not None:
+            for request, output in finished:
+                self.hooks.on_request_finished(output_processor.full_output(request, output.outputs[0].finish_reason))
+
+    def _fail(self, plan: _C.StepPlan, error: BaseException) -> None:
+        if self.hooks.on_error is not None:
+            self.hooks.on_error(None, error)
+        for handle in plan.handles.tolist():
+            self._requests[handle].error = f"the step it was in failed: {type(error).__name__}: {error}"
+            self.scheduler.finish(handle, "error")
+
+    # -- start and end ----------------------------------------------------------------------------
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Statistics so far, as plain numbers."""
+        return {**self.stats.snapshot(), "num_preemptions": self.scheduler.num_preemptions}
+
+    def close(self) -> None:
+        """End all requests and release everything they hold."""
+        self.abort_request(list(self._handles))
+        self._announce(self._take_finished())
+        self._deferred.flush()
+        self.stats.close()
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        folder = self.config.model.tokenizer
+        if folder == self.config.model.model and not (folder / "tokenizer.json").is_file():
+            logger.warning("%s has no tokenizer.json: prompts must be token ids and outputs have no text", folder)
+            return None
+        return load_tokenizer(folder)
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        if self.hf_config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
+            return self.hf_config.eos_token_ids
+        return (self.tokenizer.eos_token_id,)
+
+    def _make_scheduler(self) -> _C.Scheduler:
+        limits, runner = self.config.scheduler, self.worker.runner
+        return _C.Scheduler(
+            page_size=PAGE_SIZE,
+            num_pages=runner.caches.num_pages,
+            num_slots=runner.caches.num_slots,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=self.worker.max_model_len,
+            max_chunk_tokens=limits.max_chunk_tokens,
+            token_history=runner.model.token_lookback,
+        )

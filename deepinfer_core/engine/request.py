@@ -1,0 +1,104 @@
+"""A request as the engine keeps it, and how a prompt becomes token ids."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_core.errors import RequestError, nearest
+
+if TYPE_CHECKING:
+    from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
+    from deepinfer_core.outputs import Logprob, RequestMetrics
+    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.tokenizer import Tokenizer
+
+#: Text, token ids, or a table with the key ``prompt`` or ``prompt_token_ids``.
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+@attrs.define(eq=False)
+class Request:
+    """A request from its acceptance to its last output."""
+
+    request_id: str
+    handle: int
+    """The scheduler's number for it."""
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    """What its draws are keyed by; the request's own seed or one drawn at admission."""
+    stop_ids: tuple[int, ...]
+    """Token ids that end it: end-of-sequence ids unless ignored, and its own."""
+    detokenizer: IncrementalDetokenizer | None
+    """None where there is no tokenizer: outputs then have ids but no text."""
+    metrics: RequestMetrics
+    stream: bool
+    """Whether each step's output is reported, or only the last."""
+    text: str = ""
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[dict[int, Logprob]] = attrs.field(factory=list)
+    cumulative_logprob: float = 0.0
+    reported_tokens: int = 0
+    """Output tokens that streamed outputs have shown."""
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+def prompt_parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+    """``(text, token ids)`` of a prompt, at least one of them given. Raises RequestError."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        return _table_parts(prompt)
+    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray):
+        ids: Sequence[Any] = prompt
+        return None, ids
+    raise RequestError(f"a prompt must be text, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _table_parts(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:
+    for name in prompt:
+        if name not in _PROMPT_KEYS:
+            known = ", ".join(_PROMPT_KEYS)
+            raise RequestError(f"unknown prompt key {name!r}{nearest(str(name), _PROMPT_KEYS)} (known: {known})")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and ids is None:
+        raise RequestError("a prompt dict needs 'prompt' (text) or 'prompt_token_ids'")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt must be text, got {type(text).__name__}")
+    return text, ids
+
+
+def tokenize_prompt(text: str | None, ids: Sequence[int] | None, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a prompt; ids win over text. Raises RequestError."""
+    if ids is not None:
+        if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray):
+            raise RequestError(f"prompt_token_ids must be a list of integers, got {type(ids).__name__}")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+                raise RequestError(f"prompt token ids must be integers, got {token!r}")
+        return [int(token) for token in ids]
+    if tokenizer is None:
+        raise RequestError("this model has no tokenizer, so a prompt must be token ids")
+    if not text:
+        raise RequestError("the prompt is empty; give at least one character or token id")
+    return tokenizer.encode(text)
+
+
+def check_prompt(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """The ids as the scheduler takes them. Raises RequestError for an empty prompt or an id out of range."""
+    if not ids:
+        raise RequestError("the prompt is empty; give at least one token id")
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"prompt token {place} must be in 0..{vocab_size - 1} (the vocabulary), got {token}")
+    return np.asarray(ids, np.int32)

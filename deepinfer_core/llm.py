@@ -1,0 +1,220 @@
+"""LLM: the engine as a Python object."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tqdm import tqdm
+
+from deepinfer_core.arg_utils import EngineArgs
+from deepinfer_core.engine.request import Prompt
+from deepinfer_core.errors import GenerationError, RequestError
+from deepinfer_core.outputs import CompletionOutput, RequestOutput
+from deepinfer_core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deepinfer_core.plugins import PluginRow
+    from deepinfer_core.tokenizer import Tokenizer
+
+#: A run shorter than this many seconds shows no progress bar.
+_BAR_DELAY = 1.0
+
+
+class LLM:
+    """A model ready to generate. Use it as a context manager, or call :meth:`close`.
+
+    model: folder of a checkpoint in the published format.
+    plugins: names of installed plugins, objects or classes.
+    engine_args: any field of :class:`deepinfer_core.arg_utils.EngineArgs`; an unknown one is refused.
+
+    Raises ConfigError, CheckpointError or PluginError when it cannot start.
+    """
+
+    def __init__(self, model: str | Path, *, plugins: Iterable[object] = (), **engine_args: Any) -> None:
+        from deepinfer_core.engine.llm_engine import LLMEngine
+
+        args = EngineArgs.from_dict({"model": model, "plugins": tuple(plugins), **engine_args})
+        self.engine = LLMEngine(args.create_engine_config())
+        self._ids = itertools.count()
+        self._results: dict[str, list[RequestOutput]] = {}
+        """What has arrived, by request id, for everyone who waits for it."""
+        self._is_open = True
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: one RequestOutput per prompt, in order, whatever happens to it.
+
+        A prompt is text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
+        sampling_params: one for all, or one per prompt; None takes the checkpoint's defaults.
+        use_tqdm: show a progress bar on work longer than a second; or what to make it with.
+
+        A prompt that cannot be served gives an output with ``error`` and finish reason ``error``; only wrong
+        arguments as such raise (RequestError).
+        """
+        self._check_open()
+        batch = _as_batch(prompts)
+        params = _params_per_prompt(sampling_params, len(batch))
+        order = [str(next(self._ids)) for _ in batch]
+        done: dict[str, RequestOutput] = {}
+        bar = _progress_bar(use_tqdm, len(batch))
+        try:
+            for request_id, prompt, each in zip(order, batch, params, strict=True):
+                refusal = self._submit(request_id, prompt, each, stream=False)
+                if refusal is not None:
+                    done[request_id] = refusal
+                    bar.update()
+            while len(done) < len(order):
+                self._pump()
+                for request_id in order:
+                    for output in self._collect(request_id):
+                        done[request_id] = output
+                        bar.update()
+        finally:
+            self._drop(request_id for request_id in order if request_id not in done)
+            bar.close()
+        return [done[request_id] for request_id in order]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionOutput]:
+        """Complete one prompt piece by piece; each piece holds only what is new.
+
+        Joined texts equal :meth:`generate`'s text. The last piece has a ``finish_reason``. Closing the iterator
+        aborts the request. Raises RequestError, at once, for a prompt that cannot be served, and GenerationError
+        for a request that fails while it runs.
+        """
+        self._check_open()
+        request_id = str(next(self._ids))
+        refusal = self._submit(request_id, prompt, sampling_params, stream=True)
+        if refusal is not None:
+            raise RequestError(refusal.error or "the request was refused")
+        return self._pieces(request_id)
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests early; their outputs so far come with finish reason ``abort``."""
+        self.engine.abort_request(request_ids)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError if it has none."""
+        if self.engine.tokenizer is None:
+            raise RequestError("this checkpoint has no tokenizer; give one with tokenizer=FOLDER")
+        return self.engine.tokenizer
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Statistics of the engine so far."""
+        return self.engine.get_metrics()
+
+    @property
+    def plugins(self) -> tuple[PluginRow, ...]:
+        """Installed and given plugins, each with its state and the reason."""
+        return self.engine.manager.table()
+
+    def close(self) -> None:
+        """End everything under way and free what it holds. A second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- delivery -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("this LLM is closed; make a new one")
+
+    def _submit(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None, *, stream: bool
+    ) -> RequestOutput | None:
+        """Queue a request; its output if it is refused."""
+        try:
+            self.engine.add_request(request_id, prompt, params, stream=stream)
+        except RequestError as error:
+            text = prompt if isinstance(prompt, str) else None
+            return RequestOutput.refused(request_id, str(error), prompt=text)
+        self._results[request_id] = []
+        return None
+
+    def _pump(self) -> None:
+        """One engine step; hand its outputs to those who wait for them."""
+        for output in self.engine.step():
+            if output.request_id in self._results:
+                self._results[output.request_id].append(output)
+
+    def _collect(self, request_id: str) -> list[RequestOutput]:
+        """What has arrived for a request since the last call; a finished one is forgotten."""
+        outputs = self._results.get(request_id, [])
+        if outputs and outputs[-1].finished:
+            del self._results[request_id]
+        elif outputs:
+            self._results[request_id] = []
+        return outputs
+
+    def _pieces(self, request_id: str) -> Iterator[CompletionOutput]:
+        finished = False
+        try:
+            while not finished:
+                self._check_open()
+                outputs = self._collect(request_id)
+                for output in outputs:
+                    finished = output.finished
+                    yield output.outputs[0]
+                    if output.error is not None:
+                        raise GenerationError(f"the request failed: {output.error}")
+                if not outputs:
+                    self._pump()
+        finally:
+            if not finished:
+                self._drop([request_id])
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """Abort requests nobody waits for any more."""
+        ids = list(request_ids)
+        self.engine.abort_request(ids)
+        for request_id in ids:
+            self._results.pop(request_id, None)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a single one, token ids included, becomes a list of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and not any(isinstance(item, str | Mapping | Sequence) or hasattr(item, "__len__") for item in items):
+        return [items]
+    return items
+
+
+def _params_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"sampling_params must be one object or one per prompt ({count}), got a list of {len(params)}"
+        )
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise RequestError(f"sampling_params must hold SamplingParams, got {type(each).__name__}")
+    return params
+
+
+def _progress_bar(use_tqdm: bool | Callable[..., Any], count: int) -> Any:
+    if callable(use_tqdm):
+        return use_tqdm(total=count, desc="prompts")
+    return tqdm(total=count, desc="prompts", delay=_BAR_DELAY, disable=not use_tqdm, dynamic_ncols=True)
