@@ -184,6 +184,46 @@ def test_a_prefill_waits_for_pages_rather_than_evict_while_others_decode() -> No
         assert step(scheduler)
 
 
+def test_a_request_alone_waits_for_deferred_pages_and_keeps_its_work() -> None:
+    scheduler = make(num_pages=4)
+    gone = scheduler.submit("gone", prompt(8), max_tokens=1)
+    alone = scheduler.submit("alone", prompt(4), max_tokens=5)
+    commit(scheduler, scheduler.schedule())
+    assert scheduler.state(gone) == "finished_length", "its two pages are deferred"
+    plan = scheduler.schedule()
+    assert not plan and plan.skipped == [(alone, "no_free_page")]
+    assert scheduler.num_preemptions == 0
+    scheduler.release_deferred()
+    assert scheduler.schedule().starts.tolist() == [4]
+
+
+def test_the_row_of_a_planned_victim_goes_to_a_prefill() -> None:
+    scheduler = make(page_size=1, num_pages=22, max_num_batched_tokens=4, max_chunk_tokens=4)
+    small = scheduler.submit("small", prompt(1), max_tokens=30)
+    large = scheduler.submit("large", prompt(3), max_tokens=30)
+    step(scheduler)
+    prefill = scheduler.submit("prefill", prompt(12), max_tokens=2)
+    while not (plan := step(scheduler)).preempted:
+        assert plan.num_tokens.tolist() == [1, 1, 2]
+    assert plan.preempted == [small]
+    assert plan.handles.tolist() == [large, prefill]
+    assert plan.num_tokens.tolist() == [1, 3]
+
+
+def test_prefills_are_served_by_most_computed_tokens() -> None:
+    scheduler = make(page_size=1, num_pages=28, max_num_batched_tokens=4, max_chunk_tokens=2)
+    hog = scheduler.submit("hog", prompt(4), max_tokens=30)
+    older = scheduler.submit("older", prompt(2), max_tokens=30)
+    advance_to(scheduler, hog, "decoding")
+    younger = scheduler.submit("younger", prompt(16), max_tokens=2)
+    advance_to(scheduler, older, "preempted")
+    scheduler.cancel(hog)
+    assert step(scheduler).handles.tolist() == [younger, older]
+    plan = step(scheduler)
+    assert plan.handles.tolist() == [younger, older]
+    assert plan.starts.tolist() == [14, 2]
+
+
 def test_preempted_requests_come_back_before_younger_ones_and_keep_their_tokens() -> None:
     scheduler = make(num_pages=5)
     scheduler.submit("old", prompt(4), max_tokens=8)
