@@ -127,7 +127,7 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
     unpack_row(Codec::fp8_e8m0_32, window.chunk + n * record, D, chunk.data() + n * D);
   });
   const int64_t most = window.size + compressed.topk;
-  for_each_row(N, H, 2 * H * D * most, [&](int64_t row, int64_t head, int64_t heads) {
+  for_each_row(N, H, H * D * most / 8, [&](int64_t row, int64_t head, int64_t heads) {
     const int64_t position = window.positions[row], start = window.starts[row];
     const int64_t first = std::max<int64_t>(0, position - window.size + 1);
     Buffer<float> decoded(most * D);
@@ -159,7 +159,7 @@ void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices,
                         float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K) {
   Buffer<float> values(entries * D);
   widen(keys, values.data(), entries * D);
-  for_each_row(N, H, 2 * H * D * K, [&](int64_t row, int64_t head, int64_t heads) {
+  for_each_row(N, H, H * D * K / 8, [&](int64_t row, int64_t head, int64_t heads) {
     Keys visible;
     for (int64_t i = 0; i < K; ++i) {
       const int64_t entry = indices[row * K + i];

@@ -40,6 +40,15 @@ void sinkhorn(float* comb, int64_t m, int64_t iterations, float eps) {
   }
 }
 
+// out = sum over i of weights[i * stride] * x[i], in order of i.
+void mix_streams(const bf16* x, const float* weights, int64_t stride, int64_t m, int64_t d, float* out) {
+  for (int64_t k = 0; k < d; ++k) out[k] = weights[0] * from_bf16(x[k]);
+  for (int64_t i = 1; i < m; ++i) {
+    const float weight = weights[i * stride];
+    for (int64_t k = 0; k < d; ++k) out[k] += weight * from_bf16(x[i * d + k]);
+  }
+}
+
 }  // namespace
 
 void hyper_connection_mix(const bf16* x, const float* fn, const float* base, const float* scale,
@@ -74,12 +83,9 @@ void hyper_connection_mix(const bf16* x, const float* fn, const float* base, con
 
 void hyper_connection_collapse(const bf16* x, const float* pre, bf16* out, int64_t N, int64_t m, int64_t d) {
   parallel_for(N, m * d, [&](int64_t n) {
-    const bf16* streams = x + n * m * d;
-    for (int64_t k = 0; k < d; ++k) {
-      float total = pre[n * m] * from_bf16(streams[k]);
-      for (int64_t i = 1; i < m; ++i) total += pre[n * m + i] * from_bf16(streams[i * d + k]);
-      out[n * d + k] = to_bf16(total);
-    }
+    Buffer<float> total(d);
+    mix_streams(x + n * m * d, pre + n * m, 1, m, d, total.data());
+    narrow(total.data(), out + n * d, d);
   });
 }
 
@@ -87,13 +93,10 @@ void hyper_connection_expand(const bf16* y, const bf16* x, const float* post, co
                              int64_t N, int64_t m, int64_t d) {
   parallel_for(N * m, m * d, [&](int64_t unit) {
     const int64_t n = unit / m, j = unit % m;
-    const bf16* streams = x + n * m * d;
-    const float* mixing = comb + n * m * m + j;  // column j
-    for (int64_t k = 0; k < d; ++k) {
-      float mixed = mixing[0] * from_bf16(streams[k]);
-      for (int64_t i = 1; i < m; ++i) mixed += mixing[i * m] * from_bf16(streams[i * d + k]);
-      out[unit * d + k] = to_bf16(post[unit] * from_bf16(y[n * d + k]) + mixed);
-    }
+    Buffer<float> mixed(d);
+    mix_streams(x + n * m * d, comb + n * m * m + j, m, m, d, mixed.data());  // column j of comb
+    for (int64_t k = 0; k < d; ++k)
+      out[unit * d + k] = to_bf16(post[unit] * from_bf16(y[n * d + k]) + mixed[k]);
   });
 }
 

@@ -132,7 +132,7 @@ void index_topk(const IndexQuery& query, int32_t* indices, int32_t* blocks, int6
     Rows heads(rows * query.H, query.D);
     parallel_for(rows * query.H, query.D,
                  [&](int64_t i) { heads.set(i, query.q + (start * query.H + i) * query.D); });
-    parallel_for(rows * segments, query.H * query.D * std::min(longest, kSegment), [&](int64_t unit) {
+    parallel_for(rows * segments, query.H * query.D * std::min(longest, kSegment) / 16, [&](int64_t unit) {
       const int64_t n = unit / segments, begin = unit % segments * kSegment;
       if (begin < pools[start + n].size)
         score_segment(query, start + n, pools[start + n], heads.pointers() + n * query.H, begin,

@@ -41,7 +41,7 @@ void product(const float* const* x, int64_t N, int64_t K, const Columns& w, int6
   const int64_t chunks = (M + chunk - 1) / chunk;
   const int64_t blocks = (N + kRowBlock - 1) / kRowBlock;
   const int64_t rows = N < kRowBlock ? N : kRowBlock;
-  parallel_for(blocks * chunks, rows * K * chunk, [&](int64_t unit) {
+  parallel_for(blocks * chunks, rows * K * chunk / 16, [&](int64_t unit) {
     const int64_t row = unit / chunks * kRowBlock, column = unit % chunks * chunk;
     const int64_t count = N - row < kRowBlock ? N - row : kRowBlock;
     const int64_t width = M - column < chunk ? M - column : chunk;

@@ -92,7 +92,7 @@ void expert_hidden(const Experts& experts, const Routing& routing, const float* 
   std::vector<const float*> x(routing.place.size());
   for (size_t s = 0; s < x.size(); ++s) x[s] = rows[routing.place[s] / k];
   const std::vector<Task> tasks = tasks_of(routing, I);
-  parallel_for(static_cast<int64_t>(tasks.size()), 2 * K * kColumnChunk, [&](int64_t i) {
+  parallel_for(static_cast<int64_t>(tasks.size()), 2 * K * kColumnChunk / 16, [&](int64_t i) {
     const Task& task = tasks[i];
     Buffer<float> scratch(dot_scratch(task.rows));
     float a[kRowBlock * kColumnChunk], b[kRowBlock * kColumnChunk];
@@ -116,7 +116,7 @@ void expert_outputs(const Experts& experts, const Routing& routing, const bf16* 
   Rows rows(slots, I);
   parallel_for(slots, 4 * I, [&](int64_t s) { set_row(rows, s, hidden + s * I, I, experts.quantize); });
   const std::vector<Task> tasks = tasks_of(routing, d);
-  parallel_for(static_cast<int64_t>(tasks.size()), I * kColumnChunk, [&](int64_t i) {
+  parallel_for(static_cast<int64_t>(tasks.size()), I * kColumnChunk / 16, [&](int64_t i) {
     const Task& task = tasks[i];
     Buffer<float> scratch(dot_scratch(task.rows));
     float sums[kRowBlock * kColumnChunk];
