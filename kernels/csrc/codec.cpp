@@ -12,21 +12,23 @@
 namespace deepinfer {
 namespace {
 
+constexpr int64_t kLargestGroup = 32;
+
 // Nearest e4m3 value, ties to even, saturating at 448.
 inline float round_e4m3(float value) {
   const float clamped = std::min(std::max(value, -448.0f), 448.0f);
-  const uint32_t bits = to_bits(clamped);
-  const float normal = from_bits((bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u);
+  const uint32_t bits = to_bits(clamped), sign = bits & 0x80000000u, size = bits ^ sign;
+  const uint32_t normal = (size + 0x7ffffu + ((size >> 20) & 1u)) & 0xfff00000u;
   constexpr float kMagic = 0x1.8p14f;  // its last place is 2^-9, the spacing of subnormals
-  const float subnormal = std::copysign((std::abs(clamped) + kMagic) - kMagic, clamped);
-  return std::abs(clamped) < 0x1p-6f ? subnormal : normal;
+  const uint32_t subnormal = to_bits((from_bits(size) + kMagic) - kMagic);
+  return from_bits((size < to_bits(0x1p-6f) ? subnormal : normal) | sign);
 }
 
 inline uint8_t encode_e4m3(float rounded) {
-  const uint32_t bits = to_bits(rounded), magnitude = bits & 0x7fffffffu;
-  const float size = from_bits(magnitude);
-  const uint32_t code =
-      size < 0x1p-6f ? static_cast<uint32_t>(size * 512.0f) : (magnitude >> 20) - (120u << 3);
+  const uint32_t bits = to_bits(rounded), size = bits & 0x7fffffffu;
+  uint32_t code = (size >> 20) - (120u << 3);
+  if (size < to_bits(0x1p-6f)) code = static_cast<uint32_t>(from_bits(size) * 512.0f);
+  if (size > to_bits(448.0f)) code = 0x7f;  // NaN
   return static_cast<uint8_t>(code | (bits >> 31 << 7));
 }
 
@@ -39,9 +41,10 @@ inline uint8_t encode_e2m1(float value) {
 }
 
 inline float largest(const float* values, int64_t n) {
-  float amax = 0.0f;
-  for (int64_t i = 0; i < n; ++i) amax = std::max(amax, std::abs(values[i]));
-  return amax;
+  int32_t bits = 0;  // magnitudes order as integers
+  for (int64_t i = 0; i < n; ++i)
+    bits = std::max(bits, static_cast<int32_t>(to_bits(values[i]) & 0x7fffffffu));
+  return from_bits(static_cast<uint32_t>(bits));
 }
 
 // Multiplying by the reciprocal is how the published quantiser divides.
@@ -67,17 +70,30 @@ inline float scale_value(Codec codec, uint8_t code) {
   return codec == Codec::fp4_e4m3_16 ? kE4m3[code] : kE8m0[code];
 }
 
+// The values of one group over its scale. Dividing by a power of two is multiplying by another one.
+inline void divide(Codec codec, const float* x, uint8_t code, float* out) {
+  const int64_t group = codec_group(codec);
+  if (codec == Codec::fp4_e4m3_16) {
+    for (int64_t i = 0; i < group; ++i) out[i] = x[i] / kE4m3[code];
+  } else {
+    const float inverse = kE8m0[254 - code];
+    for (int64_t i = 0; i < group; ++i) out[i] = x[i] * inverse;
+  }
+}
+
 }  // namespace
 
 void quantize_dequantize_row(Codec codec, float* values, int64_t D) {
   const int64_t group = codec_group(codec);
   for (int64_t start = 0; start < D; start += group) {
     float* x = values + start;
-    const float scale = scale_value(codec, scale_code(codec, largest(x, group)));
+    const uint8_t code = scale_code(codec, largest(x, group));
+    const float scale = scale_value(codec, code);
+    divide(codec, x, code, x);
     if (codec == Codec::fp8_e8m0_32)
-      for (int64_t i = 0; i < group; ++i) x[i] = round_e4m3(x[i] / scale) * scale;
+      for (int64_t i = 0; i < group; ++i) x[i] = round_e4m3(x[i]) * scale;
     else
-      for (int64_t i = 0; i < group; ++i) x[i] = kE2m1[encode_e2m1(x[i] / scale)] * scale;
+      for (int64_t i = 0; i < group; ++i) x[i] = kE2m1[encode_e2m1(x[i])] * scale;
   }
 }
 
@@ -85,16 +101,15 @@ void pack_row(Codec codec, const float* values, int64_t D, uint8_t* record) {
   const int64_t group = codec_group(codec);
   uint8_t* scales = record + codec_data_bytes(codec, D);
   for (int64_t start = 0; start < D; start += group) {
-    const float* x = values + start;
-    const uint8_t code = scale_code(codec, largest(x, group));
-    const float scale = scale_value(codec, code);
+    float x[kLargestGroup];
+    const uint8_t code = scale_code(codec, largest(values + start, group));
     scales[start / group] = code;
+    divide(codec, values + start, code, x);
     if (codec == Codec::fp8_e8m0_32)
-      for (int64_t i = 0; i < group; ++i) record[start + i] = encode_e4m3(round_e4m3(x[i] / scale));
+      for (int64_t i = 0; i < group; ++i) record[start + i] = encode_e4m3(round_e4m3(x[i]));
     else
       for (int64_t i = 0; i < group; i += 2)
-        record[(start + i) / 2] =
-            static_cast<uint8_t>(encode_e2m1(x[i] / scale) | (encode_e2m1(x[i + 1] / scale) << 4));
+        record[(start + i) / 2] = static_cast<uint8_t>(encode_e2m1(x[i]) | (encode_e2m1(x[i + 1]) << 4));
   }
 }
 
