@@ -198,7 +198,7 @@ class Scheduler:
         End a request with 'abort', in any state; the result of a step under way is dropped. False if it had
         ended already. ValueError for a handle that was never issued.
         """
-    def commit(self, plan: StepPlan, tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> CommitReport:
+    def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32]) -> CommitReport:
         """
         Apply the outcome of a plan. tokens: [num_samples] int32, in the order of the sampling sequences; -1
         ends that request with 'error'. After a failed forward, finish(handle, 'error') its requests and commit
@@ -247,7 +247,7 @@ class Scheduler:
         """
         A value of deepinfer_core.sequence.SequenceState.
         """
-    def submit(self, request_id: str, tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
+    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
         """
         Queue a request and return its handle; handles ascend. tokens: [prompt length] int32. The request ends
         with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the first min_tokens
@@ -303,8 +303,10 @@ class Sampler:
     """
     Draws one token per row of logits; see csrc/sampler.h for the exact rules.
     """
-    def __init__(self, *, num_threads: typing.SupportsInt | typing.SupportsIndex = 1) -> None:
-        ...
+    def __init__(self, *, num_threads: typing.SupportsInt | typing.SupportsIndex = 1, isa: str = 'best') -> None:
+        """
+        isa: best, plain, avx2 or avx512. Neither argument changes a result.
+        """
     def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], banned_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], banned_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> tuple:
         """
         Sample one token per row, without the GIL.
