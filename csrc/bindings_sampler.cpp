@@ -1,7 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -97,16 +97,19 @@ py::tuple sample(Sampler& sampler, const py::array_t<float, py::array::c_style>&
   return py::make_tuple(tokens, logprobs, ranks, top_offsets, top_ids, top_logprobs);
 }
 
-Array<double> uniform_noise(std::uint64_t seed, std::uint64_t position, const Array<std::uint32_t>& token_ids,
-                            const std::string& isa) {
-  const std::map<std::string, Isa> known = {
-      {"best", best_isa()}, {"plain", Isa::kPlain}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}};
-  if (!known.contains(isa)) throw std::invalid_argument("isa must be best, plain, avx2 or avx512, got " + isa);
+Isa isa_named(const std::string& name) {
+  if (name == "best") return best_isa();
+  if (name == "plain") return Isa::kPlain;
+  if (name == "avx2") return Isa::kAvx2;
+  if (name == "avx512") return Isa::kAvx512;
+  throw std::invalid_argument("isa must be best, plain, avx2 or avx512, got " + name);
+}
+
+Array<double> uniform_noise(std::uint64_t seed, std::uint64_t position, const Array<std::uint32_t>& token_ids) {
   const std::uint32_t* ids = column(token_ids, "token_ids", token_ids.size());
+  const TokenNoise noise(seed, position, Stream::kSample);
   Array<double> out(token_ids.size());
-  double* data = out.mutable_data();
-  noise_complements(TokenNoise(seed, position, Stream::kSample), ids, out.size(), data, known.at(isa));
-  for (py::ssize_t i = 0; i < out.size(); ++i) data[i] = 1.0 - data[i];
+  for (py::ssize_t i = 0; i < token_ids.size(); ++i) out.mutable_at(i) = noise.uniform(ids[i]);
   return out;
 }
 
@@ -116,11 +119,13 @@ void bind_sampler(py::module_& m) {
   m.def("philox4x32", &philox4x32, py::arg("counter"), py::arg("key"),
         "Philox4x32-10: four uint32 from a counter of four and a key of two.");
   m.def("uniform_noise", &uniform_noise, py::arg("seed"), py::arg("position"), py::arg("token_ids"),
-        py::arg("isa") = "best",
-        "The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position. The same "
-        "on every instruction set: plain, avx2, avx512.");
+        "The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position.");
   py::class_<Sampler>(m, "Sampler", "Draws one token per row of logits; see csrc/sampler.h for the exact rules.")
-      .def(py::init<int>(), py::kw_only(), py::arg("num_threads") = 1)
+      .def(py::init([](int num_threads, const std::string& isa) {
+             return std::make_unique<Sampler>(num_threads, isa_named(isa));
+           }),
+           py::kw_only(), py::arg("num_threads") = 1, py::arg("isa") = "best",
+           "isa: best, plain, avx2 or avx512. Neither argument changes a result.")
       .def("sample", &sample, py::arg("logits").noconvert(), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("position"), py::arg("num_logprobs"),
            py::arg("banned_offsets"), py::arg("banned_ids"),

@@ -56,6 +56,8 @@ void check_row(const SamplingRow& row, std::size_t vocab_size) {
 // Finds where a prefix of candidates, in order, ends. Histograms narrow the search to a few that are sorted.
 class Selector {
  public:
+  explicit Selector(const RowPasses& passes) : passes_(passes) {}
+
   // The last candidate whose predecessors' weights sum to less than target (> 0); weights nullptr: 1 each.
   // Values: n > 0 of them, finite.
   Candidate last_kept(const float* values, const double* weights, std::size_t n, double target) {
@@ -65,7 +67,7 @@ class Selector {
     if (n <= kSmall) {
       for (std::size_t i = 0; i < n; ++i) members_[i] = every(i);
     } else {
-      before = narrow(every, value_range(values, n), weights, target, before);
+      before = narrow(every, passes_.value_range(values, n), weights, target, before);
     }
     for (int round = 0; round < 3 && members_.size() > kSmall; ++round) {
       const auto [low, high] = std::minmax_element(
@@ -117,6 +119,7 @@ class Selector {
     return preceding;
   }
 
+  const RowPasses& passes_;
   std::vector<Candidate> members_;
   std::vector<double> sums_;
 };
@@ -126,6 +129,8 @@ class Selector {
 // Samples one row at a time; keeps its scratch memory between rows.
 class Sampler::Row {
  public:
+  explicit Row(const RowPasses& passes) : passes_(passes), selector_(passes) {}
+
   SampledRow sample(const float* logits, std::size_t vocab_size, const SamplingRow& row, std::int32_t* top_ids,
                     float* top_logprobs) {
     SampledRow result{-1, kNaN, 0};
@@ -150,7 +155,7 @@ class Sampler::Row {
     logits_ = logits;
     n_ = n;
     maxima_.resize(num_blocks(n));
-    if (!block_maxima(logits, n, maxima_.data())) return false;
+    if (!passes_.block_maxima(logits, n, maxima_.data())) return false;
     max_ = *std::max_element(maxima_.begin(), maxima_.end());
     return max_ > -kInfinity;
   }
@@ -173,10 +178,20 @@ class Sampler::Row {
     if (!top_k && row.top_p == 1.0 && row.min_p == 0.0) {
       draw_from_all(noise);
     } else {
-      filter(row, top_k);
-      draw_from_kept(noise);
+      draw_filtered(row, top_k, noise, first);
     }
     return static_cast<std::int32_t>(best_token_);
+  }
+
+  // The best of a superset of the kept tokens is the best of the kept ones if it is one of them, which costs
+  // less to find out than where top-p ends. Only otherwise are the candidates cut to the kept ones.
+  void draw_filtered(const SamplingRow& row, bool top_k, const TokenNoise& noise, std::uint32_t first) {
+    const double target = row.top_p * gather_candidates(row, top_k);
+    draw_from_candidates(noise);
+    if (is_kept(best_token_, row, target)) return;
+    cut_to_kept(row, target);
+    start_draw(noise, first);
+    draw_from_candidates(noise);
   }
 
   std::uint32_t argmax() const {
@@ -185,28 +200,38 @@ class Sampler::Row {
     return static_cast<std::uint32_t>(std::find(begin, begin + block_size(block), max_) - logits_);
   }
 
-  // --- filters: leave the candidates in values_ and ids_, count_ of them, ids ascending ---
+  // --- filters, on candidates: values_, ids_ and weights_, count_ of each, ids ascending ---
 
-  // Each filter keeps a prefix of the order, so that one cut serves all.
-  void filter(const SamplingRow& row, bool top_k) {
+  // Candidates: exactly those that top-k keeps, or all that top-p and min-p might keep. Returns the sum of the
+  // weights that top-p is a share of; 0 if top-p is off.
+  double gather_candidates(const SamplingRow& row, bool top_k) {
     double total = 0.0;
     if (top_k) {
       keep_top_k(row.top_k);
-      if (row.top_p < 1.0) total = sum_weights(values_.data(), count_, weighting_);
+      if (row.top_p < 1.0) total = passes_.sum_weights(values_.data(), count_, weighting_);
     } else {
-      if (row.top_p < 1.0) total = sum_weights(logits_, n_, weighting_);
+      if (row.top_p < 1.0) total = passes_.sum_weights(logits_, n_, weighting_);
       gather(lowest_possible(row, total));
     }
-    if (row.top_p == 1.0 && row.min_p == 0.0) return;
     weights_.resize(std::max(weights_.size(), count_));
-    exp_weights(values_.data(), count_, weighting_, weights_.data());
+    passes_.exp_weights(values_.data(), count_, weighting_, weights_.data());
+    return total;
+  }
+
+  bool is_kept(std::uint32_t token, const SamplingRow& row, double target) const {
+    const std::uint32_t* end = ids_.data() + count_;
+    const std::size_t place = std::lower_bound(ids_.data(), end, token) - ids_.data();
+    if (weights_[place] < row.min_p) return false;
+    return row.top_p == 1.0 || passes_.sum_before(values_.data(), weights_.data(), count_, place) < target;
+  }
+
+  void cut_to_kept(const SamplingRow& row, double target) {
     Candidate last{-kInfinity, 0};
-    if (row.top_p < 1.0) {
-      last = selector_.last_kept(values_.data(), weights_.data(), count_, row.top_p * total);
-    }
+    if (row.top_p < 1.0) last = selector_.last_kept(values_.data(), weights_.data(), count_, target);
     compact([last, weights = weights_.data(), min_p = row.min_p](Candidate candidate) {
       return !precedes(last, candidate) & (weights[candidate.index] >= min_p);
     });
+    passes_.exp_weights(values_.data(), count_, weighting_, weights_.data());
   }
 
   // A logit that no token kept by top-p or min-p is below. For top-p: were a token with weight
@@ -276,26 +301,28 @@ class Sampler::Row {
 
   void draw_from_all(const TokenNoise& noise) {
     std::uint32_t ids[kBlock];
+    double weights[kBlock];
     for (std::size_t block = 0; block < maxima_.size(); ++block) {
       if (weighting_.scaled(maxima_[block]) + kLargestGumbel < best_score_) continue;
+      const float* logits = logits_ + block * kBlock;
       std::iota(ids, ids + kBlock, static_cast<std::uint32_t>(block * kBlock));
-      draw_from(noise, logits_ + block * kBlock, ids, block_size(block));
+      passes_.exp_weights(logits, block_size(block), weighting_, weights);
+      draw_from(noise, logits, ids, weights, block_size(block));
     }
   }
 
-  void draw_from_kept(const TokenNoise& noise) {
-    for (std::size_t begin = 0; begin < count_; begin += kBlock) {
-      draw_from(noise, values_.data() + begin, ids_.data() + begin, std::min(kBlock, count_ - begin));
+  void draw_from_candidates(const TokenNoise& noise) {
+    for (std::size_t i = 0; i < count_; i += kBlock) {
+      draw_from(noise, &values_[i], &ids_[i], &weights_[i], std::min(kBlock, count_ - i));
     }
   }
 
   // x + gumbel(u) >= best means -log(u) <= exp(x) * exp(-best), and 1 - u <= -log(u): so most candidates
   // are ruled out by one comparison, and the logarithms are taken for a handful.
-  void draw_from(const TokenNoise& noise, const float* logits, const std::uint32_t* ids, std::size_t n) {
-    double weights[kBlock];
+  void draw_from(const TokenNoise& noise, const float* logits, const std::uint32_t* ids, const double* weights,
+                 std::size_t n) {
     double complements[kBlock];
-    exp_weights(logits, n, weighting_, weights);
-    noise_complements(noise, ids, n, complements, isa_);
+    passes_.noise_complements(noise, ids, n, complements);
     double bound = std::exp(-best_score_) * kSlack;
     for (std::size_t i = 0; i < n; ++i) {
       if (complements[i] > weights[i] * bound) continue;
@@ -310,7 +337,7 @@ class Sampler::Row {
 
   // --- logprobs, of the logits as given ---
 
-  double log_sum() const { return std::log(sum_weights(logits_, n_, {max_, 1.0})) + max_; }
+  double log_sum() const { return std::log(passes_.sum_weights(logits_, n_, {max_, 1.0})) + max_; }
 
   float logprob(float logit) const { return static_cast<float>(static_cast<double>(logit) - log_sum_); }
 
@@ -337,7 +364,7 @@ class Sampler::Row {
     }
   }
 
-  const Isa isa_ = best_isa();
+  const RowPasses& passes_;
   const float* logits_ = nullptr;
   std::size_t n_ = 0;
   float max_ = 0.0f;
@@ -353,9 +380,9 @@ class Sampler::Row {
   Selector selector_;
 };
 
-Sampler::Sampler(int num_threads) {
+Sampler::Sampler(int num_threads, Isa isa) {
   check(num_threads >= 1, "num_threads must be >= 1, got " + std::to_string(num_threads));
-  for (int i = 0; i < num_threads; ++i) workers_.push_back(std::make_unique<Row>());
+  for (int i = 0; i < num_threads; ++i) workers_.push_back(std::make_unique<Row>(row_passes(isa)));
 }
 
 Sampler::~Sampler() = default;

@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include "sampler_math.h"
+
 namespace deepinfer {
 
 // One row's request. "Order" below means: logit descending, then token id ascending.
@@ -43,8 +45,9 @@ struct SampledRow {
 
 class Sampler {
  public:
-  // num_threads: how many rows are sampled at once; at least 1.
-  explicit Sampler(int num_threads);
+  // num_threads: how many rows are sampled at once; at least 1. Neither it nor isa changes a result.
+  // Throws std::invalid_argument if this CPU lacks the instruction set.
+  explicit Sampler(int num_threads, Isa isa = best_isa());
   ~Sampler();
 
   // logits: [rows.size(), vocab_size], contiguous. results: [rows.size()].

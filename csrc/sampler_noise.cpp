@@ -1,7 +1,5 @@
 // Noise for many tokens at once. Compilers do not find the one instruction that makes Philox fast in vectors,
 // the 32 x 32 -> 64 bit product of every other lane, so it is written out. Integers only: all versions agree.
-#include <stdexcept>
-
 #include "sampler_math.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -11,11 +9,8 @@
 #endif
 
 namespace deepinfer {
-namespace {
 
-using Complements = void (*)(const TokenNoise&, const std::uint32_t*, std::size_t, double*);
-
-void complements_plain(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* out) {
+void noise_complements_plain(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* out) {
   for (std::size_t i = 0; i < n; ++i) out[i] = 1.0 - noise.uniform(ids[i]);
 }
 
@@ -23,8 +18,8 @@ void complements_plain(const TokenNoise& noise, const std::uint32_t* ids, std::s
 
 // In both: one token per 64-bit lane. A lane's upper half holds whatever is left there; products ignore it.
 
-__attribute__((target("avx2"))) void complements_avx2(const TokenNoise& noise, const std::uint32_t* ids,
-                                                      std::size_t n, double* out) {
+__attribute__((target("avx2"))) void noise_complements_avx2(const TokenNoise& noise, const std::uint32_t* ids,
+                                                            std::size_t n, double* out) {
   const __m256i factor0 = _mm256_set1_epi64x(0xD2511F53);
   const __m256i factor1 = _mm256_set1_epi64x(0xCD9E8D57);
   std::size_t i = 0;
@@ -48,11 +43,11 @@ __attribute__((target("avx2"))) void complements_avx2(const TokenNoise& noise, c
     const __m256d uniform = _mm256_sub_pd(one_to_two, _mm256_set1_pd(1.0 - 0x1p-53));
     _mm256_storeu_pd(out + i, _mm256_sub_pd(_mm256_set1_pd(1.0), uniform));
   }
-  complements_plain(noise, ids + i, n - i, out + i);
+  noise_complements_plain(noise, ids + i, n - i, out + i);
 }
 
-__attribute__((target("avx512f"))) void complements_avx512(const TokenNoise& noise, const std::uint32_t* ids,
-                                                           std::size_t n, double* out) {
+__attribute__((target("avx512f"))) void noise_complements_avx512(const TokenNoise& noise, const std::uint32_t* ids,
+                                                                 std::size_t n, double* out) {
   const __m512i factor0 = _mm512_set1_epi64(0xD2511F53);
   const __m512i factor1 = _mm512_set1_epi64(0xCD9E8D57);
   constexpr int kXor3 = 0x96;
@@ -77,40 +72,9 @@ __attribute__((target("avx512f"))) void complements_avx512(const TokenNoise& noi
     const __m512d uniform = _mm512_sub_pd(one_to_two, _mm512_set1_pd(1.0 - 0x1p-53));
     _mm512_storeu_pd(out + i, _mm512_sub_pd(_mm512_set1_pd(1.0), uniform));
   }
-  complements_plain(noise, ids + i, n - i, out + i);
+  noise_complements_plain(noise, ids + i, n - i, out + i);
 }
 
 #endif
-
-bool is_supported(Isa isa) {
-#ifdef DEEPINFER_X86
-  if (isa == Isa::kAvx512) return __builtin_cpu_supports("avx512f");
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2");
-#endif
-  return isa == Isa::kPlain;
-}
-
-Complements complements_for(Isa isa) {
-#ifdef DEEPINFER_X86
-  if (isa == Isa::kAvx512) return complements_avx512;
-  if (isa == Isa::kAvx2) return complements_avx2;
-#endif
-  return complements_plain;
-}
-
-}  // namespace
-
-Isa best_isa() {
-  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
-    if (is_supported(isa)) return isa;
-  }
-  return Isa::kPlain;
-}
-
-void noise_complements(const TokenNoise& noise, const std::uint32_t* ids, std::size_t n, double* complements,
-                       Isa isa) {
-  if (!is_supported(isa)) throw std::invalid_argument("this CPU lacks the instruction set asked for");
-  complements_for(isa)(noise, ids, n, complements);
-}
 
 }  // namespace deepinfer

@@ -79,6 +79,7 @@ def native(
     num_logprobs: int | list[int] = -1,
     banned: list[list[int]] | None = None,
     num_threads: int = 1,
+    isa: str = "best",
 ) -> tuple[NDArray[Any], ...]:
     """Call the native sampler; scalars stand for every row."""
     rows = len(logits)
@@ -87,7 +88,7 @@ def native(
         return np.array(value if isinstance(value, list) else [value] * rows, dtype)
 
     banned = banned or [[] for _ in range(rows)]
-    outputs: tuple[NDArray[Any], ...] = _C.Sampler(num_threads=num_threads).sample(
+    outputs: tuple[NDArray[Any], ...] = _C.Sampler(num_threads=num_threads, isa=isa).sample(
         logits,
         temperature=column(temperature, np.float64),
         top_k=column(top_k, np.int32),
@@ -156,20 +157,6 @@ def test_noise_is_the_documented_function_of_seed_position_and_token(seed: int, 
     noise = _C.uniform_noise(seed, position, np.array(ids, np.uint32))
     assert noise.tolist() == [uniform(seed, position, token) for token in ids]
     assert ((noise > 0) & (noise < 1)).all()
-
-
-@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
-def test_noise_is_the_same_on_every_instruction_set(isa: str) -> None:
-    rng = np.random.default_rng(0)
-    for size in (0, 1, 7, 8, 1003):
-        ids = rng.integers(0, 2**32, size, dtype=np.uint32)
-        try:
-            noise = _C.uniform_noise(2**63 + 12345, 2**40 + 7, ids, isa=isa)
-        except ValueError as error:
-            pytest.skip(str(error))
-        assert noise.tolist() == [uniform(2**63 + 12345, 2**40 + 7, int(token)) for token in ids]
-    with pytest.raises(ValueError, match="isa must be"):
-        _C.uniform_noise(0, 0, ids, isa="neon")
 
 
 @given(filtered_row(), st.integers(0, 2**64 - 1), st.integers(0, 2**40))
@@ -379,6 +366,38 @@ def test_threads_change_nothing() -> None:
     options: dict[str, Any] = {"top_p": 0.9, "seed": list(range(9)), "num_logprobs": 3}
     one, four = native(rows, **options), native(rows, num_threads=4, **options)
     assert all(np.array_equal(a, b) for a, b in zip(one, four, strict=True))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_instruction_sets_change_nothing(isa: str) -> None:
+    try:
+        _C.Sampler(isa=isa)
+    except ValueError as error:
+        pytest.skip(str(error))
+    rng = np.random.default_rng(4)
+    for vocab in (1, 5, 8, 127, 128, 500, 5003):
+        count = 60
+        rows = (rng.normal(size=(count, vocab)) * 3).astype(np.float32)
+        rows[::7] = np.round(rows[::7])
+        rows[5, rng.integers(vocab)] = np.nan
+        rows[6, rng.integers(vocab)] = np.inf
+        rows[7:9, : vocab // 2] = -np.inf
+        options: dict[str, Any] = {
+            "temperature": rng.choice([0.0, 0.7, 1.0, 5.0], count).tolist(),
+            "top_k": rng.choice([0, 0, 1, 40, 2000], count).tolist(),
+            "top_p": rng.choice([0.3, 0.9, 0.999, 1.0], count).tolist(),
+            "min_p": rng.choice([0.0, 0.0, 0.1], count).tolist(),
+            "seed": rng.integers(2**63, size=count).tolist(),
+            "position": rng.integers(2**40, size=count).tolist(),
+            "num_logprobs": rng.integers(-1, min(vocab, 9) + 1, count).tolist(),
+        }
+        expected, got = native(rows, isa="plain", **options), native(rows, isa=isa, **options)
+        assert [part.tobytes() for part in got] == [part.tobytes() for part in expected]
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="isa must be best, plain, avx2 or avx512, got neon"):
+        _C.Sampler(isa="neon")
 
 
 def test_an_empty_batch() -> None:
