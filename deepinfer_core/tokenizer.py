@@ -80,7 +80,8 @@ class Tokenizer:
                 f"a prompt must be valid Unicode, got the lone surrogate {bad} at character {error.start}; "
                 "read the text as UTF-8 with errors='strict' to find where it comes from"
             ) from None
-        return self.hf.encode(text, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
+        # verbose: the length limit is the engine's to judge.
+        return self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False)  # type: ignore[no-any-return]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; U+FFFD where their bytes are no text."""
