@@ -27,7 +27,7 @@ struct Columns {
 constexpr int64_t kColumnChunk = 24;  // a multiple of every tile width
 constexpr int64_t kRowBlock = 64;
 // Floats of scratch memory for dot_products.
-constexpr int64_t dot_scratch(int64_t rows) { return 28 * 1024 + rows * (kColumnChunk + 8) * 16; }
+constexpr int64_t dot_scratch(int64_t rows) { return 25 * 1024 + (rows + 1) * (kColumnChunk + 8) * 16; }
 
 struct Core {
   const char* name;

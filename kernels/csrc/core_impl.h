@@ -193,13 +193,18 @@ static void tiles_of(int64_t rows, const float* const* x, Span span, const Colum
   }
 }
 
+// The sums of all register tiles of `rows` rows, which lie one after the other at `partial`.
 static void finish(int64_t rows, int64_t columns, const float* partial, float* out, int64_t out_stride) {
   const int64_t width = tile_columns(static_cast<int>(rows));
-  for (int64_t c = 0; c < columns; ++c)
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t index = c / width * width * rows + r * width + c % width;
-      out[r * out_stride + c] = sum(load(partial + index * 16));
-    }
+  const int64_t padded = (columns + width - 1) / width * width;
+  float totals[kMaxRows * (kColumnChunk + 8) + 16];
+  for (int64_t i = 0; i < rows * padded; i += 16) sum_sixteen(partial + i * 16, totals + i);
+  for (int64_t c = 0; c < columns; c += width) {
+    const float* tile_totals = totals + c * rows;
+    const int64_t count = columns - c < width ? columns - c : width;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < count; ++i) out[r * out_stride + c + i] = tile_totals[r * width + i];
+  }
 }
 
 template <Format F>

@@ -72,6 +72,29 @@ static inline float sum(Lanes a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The sums of 16 neighbouring Lanes, by transposing while adding; the additions are those of sum().
+static inline void sum_sixteen(const float* p, float* out) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_loadu_ps(p + 16 * i);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
+                         _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
+                         _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xdd));
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i)
+    v[i] = _mm512_add_ps(_mm512_shuffle_ps(v[2 * i], v[2 * i + 1], 0x44),
+                         _mm512_shuffle_ps(v[2 * i], v[2 * i + 1], 0xee));
+  const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+  // Lane 4q + i holds the sum of input 4i + q.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_ps(out, _mm512_permutexvar_ps(order, sums));
+}
+
 #elif defined(DEEPINFER_AVX2)
 
 struct Lanes {
@@ -243,3 +266,9 @@ static inline Pair load_e4m3_pair(const uint8_t* p, uint8_t scale) {
   const Lanes factor = splat(kE8m0[scale] * 256.0f);
   return {mul(value.even, factor), mul(value.odd, factor)};
 }
+
+#if !defined(DEEPINFER_AVX512)
+static inline void sum_sixteen(const float* p, float* out) {
+  for (int i = 0; i < 16; ++i) out[i] = sum(load(p + 16 * i));
+}
+#endif
