@@ -101,7 +101,23 @@ def test_only_generated_bytes_can_make_replacement_characters(prompt: list[int],
     assert len(text) <= len(alone)
 
 
-@given(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3), st.text("abc", max_size=40), st.data())
+@pytest.mark.parametrize(
+    ("stop", "text", "end"),
+    [
+        ("aab", "aaab", 4),
+        ("ababc", "abababc", 7),
+        ("aabaaa", "aabaabaaa", 9),
+        ("aabaac", "aabaabaac", 9),
+        ("aaaa", "aabaaab aaaa", 12),
+        ("aabaaac", "aabaaabaaac", 11),
+    ],
+)
+def test_stop_strings_that_overlap_themselves(stop: str, text: str, end: int) -> None:
+    assert StopMatcher([stop]).feed(text) == (end, stop)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=3), st.text("ab", max_size=40), st.data())
+@settings(max_examples=300)
 def test_the_first_stop_string_to_end_wins_whatever_the_pieces(
     stops: list[str], text: str, data: st.DataObject
 ) -> None:
@@ -121,7 +137,7 @@ def test_the_first_stop_string_to_end_wins_whatever_the_pieces(
             assert (at + match[0], match[1]) == expected
             return
         at = min(at + size, len(text))
-        undecided = max(n for n in range(5) for s in stops if n < len(s) and text[:at].endswith(s[:n]))
+        undecided = max(n for n in range(8) for s in stops if n < len(s) and text[:at].endswith(s[:n]))
         assert matcher.num_undecided == undecided
     assert expected is None
 
@@ -188,6 +204,28 @@ def test_stop_strings_wait_for_min_tokens(min_tokens: int) -> None:
     assert detokenizer.stop_reason == ("a" if min_tokens < 6 else None)
     special = IncrementalDetokenizer(TOKENIZER, [], SamplingParams(stop="<｜User｜>", min_tokens=2))
     assert [special.append(4) for _ in range(3)] == [False, False, True]
+
+
+def test_an_unfinished_character_of_the_first_tokens_does_not_stop_either() -> None:
+    half = TOKENIZER.encode("塩", add_special_tokens=False)[:1]
+    for min_tokens, reason in ((0, "\ufffd"), (1, None)):
+        _, detokenizer = run(half, stop="\ufffd", min_tokens=min_tokens)
+        assert (detokenizer.stop_reason, detokenizer.text) == (reason, "" if reason else "\ufffd")
+
+
+def test_nothing_is_withheld_when_the_stop_string_is_wanted() -> None:
+    ids = TOKENIZER.encode("The lamp is lit.", add_special_tokens=False)
+    pieces, detokenizer = run(ids, stop=["The lamp is out", "lit"], include_stop_str_in_output=True)
+    expected = [TOKENIZER.token_text(token) for token in ids[: len(pieces) - 1]]
+    assert detokenizer.text == "The lamp is lit"
+    assert pieces[: len(expected) - 1] == expected[:-1]
+
+
+def test_special_tokens_do_not_end_the_prompts_last_character() -> None:
+    """As in the tokenizer's own decoding without special tokens."""
+    first, *rest = TOKENIZER.encode("塩", add_special_tokens=False)
+    assert run(rest, [300, first, 4, 5])[1].text == "塩"
+    assert run(rest, [300, first, 4, 5], skip_special_tokens=False)[1].text == "\ufffd" * len(rest)
 
 
 def test_nothing_is_added_after_a_stop() -> None:
