@@ -12,12 +12,7 @@ namespace {
 constexpr int64_t kProbabilityChunk = 64;  // slots over which probabilities share a running maximum
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float exponential(float x) {
-  core().exponentials(&x, 1);
-  return x;
-}
-
-// The visible keys of one row: where each lies, as float32, and which slot of the key list it takes.
+// The visible keys of one row: where each lies, in split order, and which slot of the key list it takes.
 struct Keys {
   std::vector<const float*> at;
   std::vector<int64_t> slot;
@@ -27,81 +22,60 @@ struct Keys {
     slot.push_back(place);
   }
   int64_t size() const { return static_cast<int64_t>(at.size()); }
-};
-
-// Running softmax state of the heads a unit works on.
-struct Heads {
-  int64_t count, dim;
-  Buffer<float> scores, probabilities, total, peak, denominator;
-
-  Heads(int64_t heads, int64_t keys, int64_t D)
-      : count(heads),
-        dim(D),
-        scores(heads * keys),
-        probabilities(heads * kProbabilityChunk),
-        total(heads * D),
-        peak(heads),
-        denominator(heads) {
-    std::fill(total.data(), total.data() + heads * D, 0.0f);
-    std::fill(peak.data(), peak.data() + heads, -kInfinity);
-    std::fill(denominator.data(), denominator.data() + heads, 0.0f);
+  // End of the run from `begin` whose slots lie in one chunk.
+  int64_t chunk_end(int64_t begin) const {
+    int64_t end = begin;
+    while (end < size() && slot[end] / kProbabilityChunk == slot[begin] / kProbabilityChunk) ++end;
+    return end;
   }
 };
 
-float sum_in_lanes(const float* x, int64_t n) {
-  float lanes[16] = {};
-  for (int64_t i = 0; i < n; ++i) lanes[i % 16] += x[i];
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
-// Fold keys [begin, end), which lie in one chunk of slots, into head h.
-void fold_scores(Heads& heads, int64_t h, int64_t keys, int64_t begin, int64_t end) {
-  const float* scores = heads.scores.data() + h * keys;
-  float* p = heads.probabilities.data() + h * kProbabilityChunk;
-  float* total = heads.total.data() + h * heads.dim;
-  const int64_t count = end - begin;
-  const float peak = std::max(heads.peak[h], *std::max_element(scores + begin, scores + end));
-  const float shrink = exponential(heads.peak[h] - peak);
-  for (int64_t i = 0; i < count; ++i) p[i] = scores[begin + i] - peak;
-  core().exponentials(p, count);
-  heads.denominator[h] = heads.denominator[h] * shrink + sum_in_lanes(p, count);
-  heads.peak[h] = peak;
-  for (int64_t i = 0; i < count; ++i) p[i] = round_to_bf16(p[i]);
-  for (int64_t d = 0; d < heads.dim; ++d) total[d] *= shrink;
-}
-
-void score(const bf16* q, const Keys& keys, float scale, Heads& heads) {
-  const int64_t D = heads.dim, n = keys.size();
-  Rows rows(heads.count, D);
-  for (int64_t h = 0; h < heads.count; ++h) rows.set(h, q + h * D);
-  Buffer<float> scratch(dot_scratch(std::min(heads.count, kRowBlock)));
+// p[h] = q[h] . key for the keys [begin, end), a row of kProbabilityChunk per head.
+void score(const Rows& q, int64_t heads, int64_t D, const Keys& keys, int64_t begin, int64_t end,
+           float* scratch, float* p) {
   const Columns columns{Format::pointers, keys.at.data()};
-  for (int64_t h = 0; h < heads.count; h += kRowBlock)
-    for (int64_t c = 0; c < n; c += kColumnChunk)
-      core().dot_products(rows.pointers() + h, std::min(kRowBlock, heads.count - h), D, columns, c,
-                          std::min(kColumnChunk, n - c), heads.scores.data() + h * n + c, n, scratch.data());
-  for (int64_t i = 0; i < heads.count * n; ++i) heads.scores[i] *= scale;
+  for (int64_t h = 0; h < heads; h += kRowBlock)
+    for (int64_t c = begin; c < end; c += kColumnChunk)
+      core().dot_products(q.pointers() + h, std::min(kRowBlock, heads - h), D, columns, c,
+                          std::min(kColumnChunk, end - c), p + h * kProbabilityChunk + c - begin,
+                          kProbabilityChunk, scratch);
+}
+
+// From split to natural order, over the denominator.
+void finish(const float* total, float denominator, int64_t D, bf16* out) {
+  for (int64_t d = 0; d < D; d += 32)
+    for (int64_t i = 0; i < 16; ++i) {
+      out[d + 2 * i] = to_bf16(total[d + i] / denominator);
+      out[d + 2 * i + 1] = to_bf16(total[d + 16 + i] / denominator);
+    }
 }
 
 // Some heads of one row: q, sink and out start at the first of them.
-void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int64_t count, int64_t D,
+void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int64_t heads, int64_t D,
             bf16* out) {
-  const int64_t n = keys.size();
-  if (n == 0) return std::fill(out, out + count * D, bf16{0});
-  Heads heads(count, n, D);
-  score(q, keys, scale, heads);
-  for (int64_t begin = 0, end; begin < n; begin = end) {
-    const int64_t chunk = keys.slot[begin] / kProbabilityChunk;
-    for (end = begin; end < n && keys.slot[end] / kProbabilityChunk == chunk;) ++end;
-    for (int64_t h = 0; h < count; ++h) fold_scores(heads, h, n, begin, end);
-    core().add_weighted(heads.probabilities.data(), kProbabilityChunk, count, keys.at.data() + begin,
-                        end - begin, D, heads.total.data());
+  if (keys.size() == 0) {
+    std::fill(out, out + heads * D, bf16{0});
+    return;
   }
-  for (int64_t h = 0; h < count; ++h) {
-    const float denominator = heads.denominator[h] + exponential(sink[h] - heads.peak[h]);
-    for (int64_t d = 0; d < D; ++d) out[h * D + d] = to_bf16(heads.total[h * D + d] / denominator);
+  Rows rows(heads, D);
+  for (int64_t h = 0; h < heads; ++h) rows.set(h, q + h * D);
+  Buffer<float> scratch(dot_scratch(std::min(heads, kRowBlock))), p(heads * kProbabilityChunk),
+      total(heads * D);
+  std::vector<float> peak(heads, -kInfinity), denominator(heads, 0.0f), shrink(heads);
+  std::fill(total.data(), total.data() + heads * D, 0.0f);
+  for (int64_t begin = 0, end; begin < keys.size(); begin = end) {
+    end = keys.chunk_end(begin);
+    score(rows, heads, D, keys, begin, end, scratch.data(), p.data());
+    for (int64_t h = 0; h < heads; ++h)
+      shrink[h] =
+          core().fold(p.data() + h * kProbabilityChunk, end - begin, scale, &peak[h], &denominator[h]);
+    core().add_weighted(p.data(), kProbabilityChunk, shrink.data(), heads, keys.at.data() + begin,
+                        end - begin, D, total.data());
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    float sink_share = sink[h] - peak[h];
+    core().exponentials(&sink_share, 1);
+    finish(total.data() + h * D, denominator[h] + sink_share, D, out + h * D);
   }
 }
 
@@ -122,10 +96,11 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
                       const Compressed& compressed, bf16* out, int64_t N, int64_t H, int64_t D) {
   const int64_t record = codec_record_bytes(Codec::fp8_e8m0_32, D);
   const int64_t compressed_record = codec_record_bytes(Codec::fp4_e4m3_16, D);
+  const auto window_key = [&](const uint8_t* bytes, float* key) {
+    core().split_fp8(bytes, bytes + D, D, key);
+  };
   Buffer<float> chunk(N * D);
-  parallel_for(N, 4 * D, [&](int64_t n) {
-    unpack_row(Codec::fp8_e8m0_32, window.chunk + n * record, D, chunk.data() + n * D);
-  });
+  parallel_for(N, D, [&](int64_t n) { window_key(window.chunk + n * record, chunk.data() + n * D); });
   const int64_t most = window.size + compressed.topk;
   for_each_row(N, H, H * D * most / 8, [&](int64_t row, int64_t head, int64_t heads) {
     const int64_t position = window.positions[row], start = window.starts[row];
@@ -138,16 +113,15 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
       if (p >= start)
         key = chunk.data() + (row - (position - p)) * D;
       else
-        unpack_row(Codec::fp8_e8m0_32,
-                   window.ring + (window.slots[row] * window.ring_size + p % window.ring_size) * record, D,
-                   own);
+        window_key(window.ring + (window.slots[row] * window.ring_size + p % window.ring_size) * record, own);
       keys.add(key, p - first);
     }
     for (int64_t i = 0; i < compressed.topk; ++i) {
       const int64_t entry = compressed.indices[row * compressed.topk + i];
       if (entry < 0) break;
       float* own = decoded.data() + keys.size() * D;
-      unpack_row(Codec::fp4_e4m3_16, compressed.entry(row, entry, compressed_record), D, own);
+      const uint8_t* bytes = compressed.entry(row, entry, compressed_record);
+      core().split_fp4(bytes, bytes + D / 2, D, own);
       keys.add(own, window.size + i);
     }
     const int64_t offset = row * H + head;
@@ -158,7 +132,7 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
 void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
                         float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K) {
   Buffer<float> values(entries * D);
-  widen(keys, values.data(), entries * D);
+  for (int64_t i = 0; i < entries; ++i) core().split_bf16(keys + i * D, D, values.data() + i * D);
   for_each_row(N, H, H * D * K / 8, [&](int64_t row, int64_t head, int64_t heads) {
     Keys visible;
     for (int64_t i = 0; i < K; ++i) {

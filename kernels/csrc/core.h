@@ -17,7 +17,7 @@ enum class Format : int { bf16 = 0, f32 = 1, fp8 = 2, fp4 = 3, pointers = 4, spl
 // The columns of a right-hand side, i.e. the rows of a weight [M, K], in storage format.
 struct Columns {
   Format format;
-  const void* data;                // first column; for `pointers`: const float* per column
+  const void* data;                // first column; for `pointers`: per column a const float*, in split order
   int64_t stride = 0;              // bytes from one column to the next
   const uint8_t* scale = nullptr;  // e8m0 codes, one per 32 values
   int64_t scale_stride = 0;        // bytes from one row of scales to the next
@@ -26,6 +26,7 @@ struct Columns {
 
 constexpr int64_t kColumnChunk = 24;  // a multiple of every tile width
 constexpr int64_t kRowBlock = 64;
+constexpr int64_t kIndexKeys = 32;  // keys whose index scores are computed at once
 // Floats of scratch memory for dot_products.
 constexpr int64_t dot_scratch(int64_t rows) { return 25 * 1024 + (rows + 1) * (kColumnChunk + 8) * 16; }
 
@@ -41,12 +42,27 @@ struct Core {
   void (*split)(const float* x, int64_t K, float* out);
   void (*split_bf16)(const uint16_t* x, int64_t K, float* out);
 
+  // A cache record of K values (K a multiple of 32) into split order: e4m3 codes with an e8m0 scale per 32,
+  // e2m1 codes with an e4m3 scale per 16.
+  void (*split_fp8)(const uint8_t* codes, const uint8_t* scales, int64_t K, float* out);
+  void (*split_fp4)(const uint8_t* codes, const uint8_t* scales, int64_t K, float* out);
+
   float (*dot)(const float* a, const float* b, int64_t n);  // in natural order: lane i has k = i (mod 16)
   void (*exponentials)(float* x, int64_t n);                // in place
 
-  // acc[h * dim + d] += sum over i of p[h * p_stride + i] * values[i][d], i ascending; dim a multiple of 16.
-  void (*add_weighted)(const float* p, int64_t p_stride, int64_t heads, const float* const* values,
-                       int64_t count, int64_t dim, float* acc);
+  // A chunk of n scores of one head, in place: p = exp(scale * p - peak) rounded to bf16, where peak is
+  // raised to the largest scaled score; the unrounded sum goes into the denominator. Returns the factor by
+  // which what was accumulated before shrinks. p has room for n rounded up to 16.
+  float (*fold)(float* p, int64_t n, float scale, float* peak, float* denominator);
+
+  // acc[h * dim + d] = shrink[h] * acc[h * dim + d] + sum over i of p[h * p_stride + i] * values[i][d],
+  // i ascending; dim a multiple of 16.
+  void (*add_weighted)(const float* p, int64_t p_stride, const float* shrink, int64_t heads,
+                       const float* const* values, int64_t count, int64_t dim, float* acc);
+
+  // out[c] = bf16(sum over heads of bf16(weights[h] * relu(bf16(products[h * kIndexKeys + c])))), summed
+  // exactly.
+  void (*index_scores)(const float* products, const float* weights, int64_t heads, float* out);
 };
 
 // The table in use: the widest instruction set the CPU has, unless one was asked for.

@@ -48,14 +48,14 @@ struct Column<Format::f32> {
 };
 
 template <>
-struct Column<Format::pointers> : Column<Format::f32> {};
-
-template <>
 struct Column<Format::split> {
   const float* data;
   Pair load(int64_t k) const { return {DEEPINFER_ISA::load(data + k), DEEPINFER_ISA::load(data + k + 16)}; }
   Pair load_tail(int64_t k, int64_t) const { return load(k); }
 };
+
+template <>
+struct Column<Format::pointers> : Column<Format::split> {};
 
 template <>
 struct Column<Format::bf16> {
@@ -281,6 +281,19 @@ static void split_bf16(const uint16_t* x, int64_t K, float* out) {
   decode_split<Format::bf16>({Format::bf16, x}, 0, 0, K, out);
 }
 
+static void split_fp8(const uint8_t* codes, const uint8_t* scales, int64_t K, float* out) {
+  decode_split<Format::fp8>({Format::fp8, codes, 0, scales, 0, 0}, 0, 0, K, out);
+}
+
+static void split_fp4(const uint8_t* codes, const uint8_t* scales, int64_t K, float* out) {
+  for (int64_t k = 0; k < K; k += 32) {
+    const Pair unit = load_e2m1_pair(codes + k / 2, 1.0f);
+    const Lanes scale = halves(kE4m3[scales[k / 16]], kE4m3[scales[k / 16 + 1]]);
+    store(out + k, mul(unit.even, scale));
+    store(out + k + 16, mul(unit.odd, scale));
+  }
+}
+
 static float dot(const float* a, const float* b, int64_t n) {
   Lanes acc = zero();
   int64_t k = 0;
@@ -323,20 +336,53 @@ static void exponentials(float* x, int64_t n) {
   }
 }
 
+static float fold(float* p, int64_t n, float scale, float* peak, float* denominator) {
+  const float infinity = __builtin_inff();
+  Lanes best = splat(-infinity), total = zero();
+  for (int64_t i = 0; i < n; i += 16) store(p + i, mul(load(p + i), splat(scale)));
+  for (int64_t i = n; i % 16 != 0; ++i) p[i] = -infinity;
+  for (int64_t i = 0; i < n; i += 16) best = max(best, load(p + i));
+  const float old = *peak, found = largest(best), top = found > old ? found : old;
+  for (int64_t i = 0; i < n; i += 16) {
+    const Lanes share = exponential(sub(load(p + i), splat(top)));
+    total = add(total, share);
+    store(p + i, round_bf16(share));
+  }
+  float shrink[16];
+  store(shrink, exponential(splat(old - top)));
+  *peak = top;
+  *denominator = *denominator * shrink[0] + sum(total);
+  return shrink[0];
+}
+
+static void index_scores(const float* products, const float* weights, int64_t heads, float* out) {
+  double totals[kIndexKeys] = {};
+  float terms[kIndexKeys];
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t c = 0; c < kIndexKeys; c += 16) {
+      const Lanes product = max(zero(), round_bf16(load(products + h * kIndexKeys + c)));
+      store(terms + c, round_bf16(mul(product, splat(weights[h]))));
+    }
+    for (int64_t c = 0; c < kIndexKeys; ++c) totals[c] += static_cast<double>(terms[c]);
+  }
+  // Adding zero turns -0 into 0, so that the two tie.
+  for (int64_t c = 0; c < kIndexKeys; ++c) out[c] = round_to_bf16(static_cast<float>(totals[c])) + 0.0f;
+}
+
 template <int H, int L>
-static void add_weighted_tile(const float* p, int64_t p_stride, const float* const* values, int64_t count,
-                              int64_t dim, int64_t d, float* acc) {
+static void add_weighted_tile(const float* p, int64_t p_stride, const float* shrink,
+                              const float* const* values, int64_t count, int64_t dim, int64_t d, float* acc) {
   Lanes total[H][L], value[L];
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h)
 #pragma GCC unroll 4
-    for (int l = 0; l < L; ++l) total[h][l] = load(acc + h * dim + d + 16 * l);
+    for (int l = 0; l < L; ++l) total[h][l] = mul(load(acc + h * dim + d + 16 * l), splat(shrink[h]));
   for (int64_t i = 0; i < count; ++i) {
 #pragma GCC unroll 4
-    for (int l = 0; l < L; ++l) value[l] = load(values[i] + d + 16 * l);
+    for (int l = 0; l < L; ++l) value[l] = keep(load(values[i] + d + 16 * l));
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
-      const Lanes weight = splat(p[h * p_stride + i]);
+      const Lanes weight = keep(splat(p[h * p_stride + i]));
 #pragma GCC unroll 4
       for (int l = 0; l < L; ++l) total[h][l] = fma(weight, value[l], total[h][l]);
     }
@@ -348,26 +394,39 @@ static void add_weighted_tile(const float* p, int64_t p_stride, const float* con
 }
 
 template <int H>
-static void add_weighted_heads(const float* p, int64_t p_stride, const float* const* values, int64_t count,
-                               int64_t dim, float* acc) {
+static void add_weighted_heads(const float* p, int64_t p_stride, const float* shrink,
+                               const float* const* values, int64_t count, int64_t dim, float* acc) {
   int64_t d = 0;
   for (; d + 16 * kLaneTile <= dim; d += 16 * kLaneTile)
-    add_weighted_tile<H, kLaneTile>(p, p_stride, values, count, dim, d, acc);
-  for (; d < dim; d += 16) add_weighted_tile<H, 1>(p, p_stride, values, count, dim, d, acc);
+    add_weighted_tile<H, kLaneTile>(p, p_stride, shrink, values, count, dim, d, acc);
+  for (; d < dim; d += 16) add_weighted_tile<H, 1>(p, p_stride, shrink, values, count, dim, d, acc);
 }
 
-static void add_weighted(const float* p, int64_t p_stride, int64_t heads, const float* const* values,
-                         int64_t count, int64_t dim, float* acc) {
+static void add_weighted(const float* p, int64_t p_stride, const float* shrink, int64_t heads,
+                         const float* const* values, int64_t count, int64_t dim, float* acc) {
   int64_t h = 0;
   for (; h + kHeadTile <= heads; h += kHeadTile)
-    add_weighted_heads<kHeadTile>(p + h * p_stride, p_stride, values, count, dim, acc + h * dim);
-  for (; h < heads; ++h) add_weighted_heads<1>(p + h * p_stride, p_stride, values, count, dim, acc + h * dim);
+    add_weighted_heads<kHeadTile>(p + h * p_stride, p_stride, shrink + h, values, count, dim, acc + h * dim);
+  for (; h < heads; ++h)
+    add_weighted_heads<1>(p + h * p_stride, p_stride, shrink + h, values, count, dim, acc + h * dim);
 }
 
 }  // namespace DEEPINFER_ISA
 
-extern const Core DEEPINFER_TABLE{
-    DEEPINFER_NAME,     DEEPINFER_ISA::dot_products, DEEPINFER_ISA::split,       DEEPINFER_ISA::split_bf16,
-    DEEPINFER_ISA::dot, DEEPINFER_ISA::exponentials, DEEPINFER_ISA::add_weighted};
+// Declared first: a constant without it would be private to this file.
+extern const Core DEEPINFER_TABLE;
+const Core DEEPINFER_TABLE{
+    .name = DEEPINFER_NAME,
+    .dot_products = DEEPINFER_ISA::dot_products,
+    .split = DEEPINFER_ISA::split,
+    .split_bf16 = DEEPINFER_ISA::split_bf16,
+    .split_fp8 = DEEPINFER_ISA::split_fp8,
+    .split_fp4 = DEEPINFER_ISA::split_fp4,
+    .dot = DEEPINFER_ISA::dot,
+    .exponentials = DEEPINFER_ISA::exponentials,
+    .fold = DEEPINFER_ISA::fold,
+    .add_weighted = DEEPINFER_ISA::add_weighted,
+    .index_scores = DEEPINFER_ISA::index_scores,
+};
 
 }  // namespace deepinfer

@@ -8,6 +8,23 @@ namespace {
 
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x)))); }
 
+// Sum of a[k] * b[k] in f64, 16 interleaved lanes added in order. Products of floats are exact in f64, so
+// every instruction set gives the same bits. In f32 the error would reach the streams: they are rounded to
+// bf16 after mixing, and each value on the wrong side of a tie stays wrong in the caches.
+double dot_f64(const float* a, const float* b, int64_t K) {
+  constexpr int64_t kLanes = 16;
+  double lanes[kLanes] = {};
+  int64_t k = 0;
+  for (; k + kLanes <= K; k += kLanes)
+    for (int64_t i = 0; i < kLanes; ++i)
+      lanes[i] += static_cast<double>(a[k + i]) * static_cast<double>(b[k + i]);
+  for (int64_t i = 0; k + i < K; ++i)
+    lanes[i] += static_cast<double>(a[k + i]) * static_cast<double>(b[k + i]);
+  double total = 0.0;
+  for (double lane : lanes) total += lane;
+  return total;
+}
+
 // Softmax of each row of [m, m], plus eps.
 void softmax_rows(float* comb, int64_t m, float eps) {
   for (int64_t i = 0; i < m; ++i) {
@@ -55,20 +72,15 @@ void hyper_connection_mix(const bf16* x, const float* fn, const float* base, con
                           int64_t iterations, float eps, float norm_eps, float* pre, float* post, float* comb,
                           int64_t N, int64_t m, int64_t d) {
   const int64_t K = m * d, M = m * (2 + m);
-  Rows rows(N, K);
   Buffer<float> mixes(N * M);
-  Buffer<float> rstd(N);
-  parallel_for(N, 4 * K, [&](int64_t n) {
+  parallel_for(N, M * K, [&](int64_t n) {
     Buffer<float> row(K);
     widen(x + n * K, row.data(), K);
-    rows.set(n, row.data());
-    rstd[n] = 1.0f / std::sqrt(core().dot(row.data(), row.data(), K) / static_cast<float>(K) + norm_eps);
+    const float rstd =
+        1.0f / std::sqrt(core().dot(row.data(), row.data(), K) / static_cast<float>(K) + norm_eps);
+    for (int64_t i = 0; i < M; ++i)
+      mixes[n * M + i] = static_cast<float>(dot_f64(row.data(), fn + i * K, K)) * rstd;
   });
-  const Columns columns{Format::f32, fn, K * static_cast<int64_t>(sizeof(float))};
-  product(rows.pointers(), N, K, columns, 0, M,
-          [&](int64_t n, int64_t column, int64_t width, const float* sums) {
-            for (int64_t c = 0; c < width; ++c) mixes[n * M + column + c] = sums[c] * rstd[n];
-          });
   parallel_for(N, 2000 + iterations * m * m * 20, [&](int64_t n) {
     const float* z = mixes.data() + n * M;
     for (int64_t i = 0; i < m; ++i) {

@@ -72,6 +72,19 @@ static inline float sum(Lanes a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+static inline Lanes round_bf16(Lanes a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_and_si512(nearest, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(is_nan, rounded, _mm512_set1_epi32(0x7fc00000)))};
+}
+static inline float largest(Lanes a) { return _mm512_reduce_max_ps(a.v); }
+// a in lanes 0-7, b in lanes 8-15.
+static inline Lanes halves(float a, float b) {
+  return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(a), _mm512_set1_ps(b))};
+}
 // The sums of 16 neighbouring Lanes, by transposing while adding; the additions are those of sum().
 static inline void sum_sixteen(const float* p, float* out) {
   __m512 v[16];
@@ -172,6 +185,22 @@ static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
   return {{decode_e2m1(lo, table), decode_e2m1(hi, table)},
           {decode_e2m1(_mm256_srli_epi32(lo, 4), table), decode_e2m1(_mm256_srli_epi32(hi, 4), table)}};
 }
+static inline __m256 round_bf16_half(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+  const __m256i rounded = _mm256_and_si256(nearest, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+  return _mm256_blendv_ps(_mm256_castsi256_ps(rounded), nan, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+static inline Lanes round_bf16(Lanes a) { return {round_bf16_half(a.lo), round_bf16_half(a.hi)}; }
+static inline float largest(Lanes a) {
+  const __m256 eight = _mm256_max_ps(a.lo, a.hi);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+static inline Lanes halves(float a, float b) { return {_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
 static inline Lanes keep(Lanes a) { return a; }
 static inline float sum(Lanes a) {
   const __m256 eight = _mm256_add_ps(a.lo, a.hi);
@@ -246,6 +275,17 @@ static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
     rest->v[i] = from_bits(static_cast<uint32_t>(n - half + 127) << 23);
   }
   return first;
+}
+static inline Lanes round_bf16(Lanes a) {
+  return each([&](int i) { return a.v[i] != a.v[i] ? kNaN : round_to_bf16(a.v[i]); });
+}
+static inline float largest(Lanes a) {
+  float value = a.v[0];
+  for (int i = 1; i < 16; ++i) value = a.v[i] > value ? a.v[i] : value;
+  return value;
+}
+static inline Lanes halves(float a, float b) {
+  return each([&](int i) { return i < 8 ? a : b; });
 }
 static inline Lanes keep(Lanes a) { return a; }
 static inline float sum(Lanes a) {
