@@ -4,6 +4,7 @@ and agrees with the torch reference."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepinfer_kernels import cpu, ops
+from deepinfer_kernels import cpu, interface, ops
 from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 Outputs = tuple[Tensor, ...]
@@ -284,6 +285,20 @@ def test_no_rows_is_no_error() -> None:
         case = CASES[name](2, 3)
         for out in case.run("cpu", torch.tensor([], dtype=torch.long)):
             assert out.shape[0] == 0, name
+
+
+def test_every_op_of_the_interface_is_native() -> None:
+    assert set(interface.__all__) <= set(cpu.__all__)
+
+
+def test_concurrent_callers_get_the_same_rows() -> None:
+    """The GIL is released inside; callers on several Python threads do not disturb each other."""
+    torch.manual_seed(2)
+    x, weight = bf16(32, 512), random_weight("fp8", 256, 512)
+    expected = ops.cpu.linear(x, weight, torch.bfloat16)
+    with ThreadPoolExecutor(4) as pool:
+        outs = list(pool.map(lambda _: ops.cpu.linear(x, weight, torch.bfloat16), range(32)))
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 def test_unknown_settings_are_refused_by_name() -> None:
