@@ -1,29 +1,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dot_f64.h"
 #include "linear.h"
 
 namespace deepinfer {
 namespace {
 
 float sigmoid(float x) { return static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x)))); }
-
-// Sum of a[k] * b[k] in f64, 16 interleaved lanes added in order. Products of floats are exact in f64, so
-// every instruction set gives the same bits. In f32 the error would reach the streams: they are rounded to
-// bf16 after mixing, and each value on the wrong side of a tie stays wrong in the caches.
-double dot_f64(const float* a, const float* b, int64_t K) {
-  constexpr int64_t kLanes = 16;
-  double lanes[kLanes] = {};
-  int64_t k = 0;
-  for (; k + kLanes <= K; k += kLanes)
-    for (int64_t i = 0; i < kLanes; ++i)
-      lanes[i] += static_cast<double>(a[k + i]) * static_cast<double>(b[k + i]);
-  for (int64_t i = 0; k + i < K; ++i)
-    lanes[i] += static_cast<double>(a[k + i]) * static_cast<double>(b[k + i]);
-  double total = 0.0;
-  for (double lane : lanes) total += lane;
-  return total;
-}
 
 // Softmax of each row of [m, m], plus eps.
 void softmax_rows(float* comb, int64_t m, float eps) {
