@@ -1,7 +1,61 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite; golden cases, loaded once, and a summary of how close the engine came to each."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 # Times belong to the machine, not to the code: a busy one must not fail a property.
 settings.register_profile("deepinfer", deadline=None)
 settings.load_profile("deepinfer")
+
+_LINES = pytest.StashKey[list[str]]()
+
+
+def _load_golden() -> ModuleType:
+    spec = spec_from_file_location("golden_cases", Path(__file__).with_name("golden.py"))
+    assert spec is not None and spec.loader is not None, "golden.py stands beside this file"
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def golden() -> ModuleType:
+    """The helper module ``golden.py``."""
+    return _load_golden()
+
+
+@pytest.fixture(scope="session")
+def golden_case(golden: ModuleType) -> Callable[..., Any]:
+    """``golden_case(name, family)``: the case, loaded once per session."""
+    cases: dict[tuple[str, str], Any] = {}
+
+    def load(name: str, family: str = "cpu") -> Any:
+        if (name, family) not in cases:
+            cases[name, family] = golden.load_case(name, family)
+        return cases[name, family]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def report(request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
+    """Adds a line to the summary printed after the tests."""
+    lines: list[str] = request.config.stash.setdefault(_LINES, [])
+    yield lines.append
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the golden comparisons' largest errors."""
+    lines = config.stash.get(_LINES, [])
+    if lines:
+        terminalreporter.section("golden comparisons")
+        for line in lines:
+            terminalreporter.line(line)

@@ -248,7 +248,7 @@ class LLMEngine:
         return ended
 
     def _final_output(self, request: Request, reason: FinishReason) -> RequestOutput:
-        output_processor.finish(request, reason)
+        reason = output_processor.finish(request, reason)
         self.stats.finished(request.metrics, len(request.token_ids))
         if request.error is not None and self.hooks.on_error is not None:
             self.hooks.on_error(request.request_id, GenerationError(request.error))

@@ -49,15 +49,18 @@ def _position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: 
     return found
 
 
-def finish(request: Request, reason: FinishReason) -> None:
-    """Close the text and settle why the request stopped."""
+def finish(request: Request, reason: FinishReason) -> FinishReason:
+    """Close the text and settle why the request stopped; a stop string wins over a limit met by the same token."""
     request.metrics.finished_time = time.monotonic()
     if request.detokenizer is not None:
         request.detokenizer.finish()
         request.stop_reason = request.detokenizer.stop_reason
+    if request.stop_reason is not None and reason == "length":
+        reason = "stop"
     last = request.token_ids[-1] if request.token_ids else None
     if reason == "stop" and request.stop_reason is None and last in request.params.stop_token_ids:
         request.stop_reason = last
+    return reason
 
 
 def full_output(request: Request, reason: FinishReason | None) -> RequestOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from deepinfer_core.interfaces.model import InputBatch
 from deepinfer_core.worker.cache_engine import CacheEngine
 from deepinfer_plugin_deepseek.cache import buffer_name
@@ -140,7 +141,8 @@ def test_streams_around_a_layer(traced):
 
         def replaced(part, name=name, inputs=inputs):
             def sublayer(x):
-                inputs.append((x, traced.expected(f"{name}.{part}_pre_norm")))
+                # Only the shorter trace has these.
+                inputs.append((x, traced.case.values.get(f"trace/{traced.prompt}/prefill/{name}.{part}_pre_norm")))
                 return traced.expected(f"{name}.{part}_out")
 
             return sublayer
@@ -148,7 +150,8 @@ def test_streams_around_a_layer(traced):
         streams, pre = layer._attn_hc.around(replaced("attn"), kernels, streams, pre)
         streams, pre = layer._ffn_hc.around(replaced("ffn"), kernels, streams, pre)
         for given, expected in inputs:
-            assert_close(given, expected)
+            if expected is not None:
+                assert_close(given, expected)
         assert_close(streams, traced.expected(f"{name}.hc_out"))
         torch.testing.assert_close(pre, traced.expected(f"{name}.pre_mix_out"), rtol=1e-5, atol=1e-6)
 

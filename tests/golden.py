@@ -21,7 +21,7 @@ from deepinfer_kernels import ops
 from deepinfer_plugin_deepseek.architecture import DeepseekV41
 from deepinfer_plugin_deepseek.model import TextModel
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parent / "data"
 CPU = torch.device("cpu")
 
 
