@@ -3,6 +3,7 @@ and agrees with the torch reference."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepinfer_kernels import cpu, interface, ops
+from deepinfer_kernels import _cpu, cpu, interface, ops
 from deepinfer_kernels.weights import DenseWeight, Fp4Weight, Fp8Weight, Weight
 
 Outputs = tuple[Tensor, ...]
@@ -299,6 +300,24 @@ def test_concurrent_callers_get_the_same_rows() -> None:
     with ThreadPoolExecutor(4) as pool:
         outs = list(pool.map(lambda _: ops.cpu.linear(x, weight, torch.bfloat16), range(32)))
     assert all(torch.equal(out, expected) for out in outs)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_alone() -> None:
+    """The helper threads do not exist in a child; it must neither wait for them nor differ."""
+    torch.manual_seed(4)
+    x, weight = bf16(64, 512), bf16(256, 512)
+    cpu.set_num_threads(2)
+    expected = ops.cpu.linear(x, DenseWeight(weight), torch.float32)
+    out = torch.zeros_like(expected).share_memory_()
+    child = os.fork()
+    if child == 0:
+        # Straight to the extension: torch is not to be used after a fork.
+        native = (0, weight.data_ptr(), 0, 256, 512)
+        _cpu.linear((x.data_ptr(), False), native, (out.data_ptr(), True), 64, False)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the child ended well"
+    assert torch.equal(out, expected)
 
 
 def test_unknown_settings_are_refused_by_name() -> None:
