@@ -218,6 +218,27 @@ def test_large_rows_equal_the_reference(kind: str, filters: dict[str, Any], size
         assert token == ids[np.argmax(scaled + noise)]
 
 
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"min_p": 0.3}, {1, 2, 4}),
+        ({"min_p": 0.3, "temperature": 0.5}, {1, 4}),
+        ({"top_k": 4, "min_p": 0.3}, {1, 2, 4}),
+        ({"top_k": 2, "min_p": 0.3}, {1, 4}),
+        ({"top_p": 0.95, "min_p": 0.3}, {1, 2, 4}),
+        ({"top_p": 0.5, "min_p": 0.3}, {1, 4}),
+        ({"top_k": 3, "top_p": 0.75, "min_p": 0.1}, {1, 4}),
+        ({"top_k": 3, "top_p": 0.82, "min_p": 0.1}, {1, 2, 4}),
+    ],
+)
+def test_filters_combine(filters: dict[str, Any], expected: set[int]) -> None:
+    """Weights 1, 0.61, 0.37, 0.22, 0.14 at temperature 1: each filter works on what the one before it left."""
+    row = np.array([-1.5, 0.0, -1.0, -2.0, -0.5], np.float32)
+    assert drawn_set(row, **filters) == expected
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+    assert set(kept(row, **full)) == expected
+
+
 def test_greedy_is_the_largest_logit_and_ties_go_to_the_lowest_id() -> None:
     rows = np.zeros((4, 300), np.float32)
     rows[0, [290, 17, 140]] = 5.0
