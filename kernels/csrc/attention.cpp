@@ -31,14 +31,12 @@ struct Keys {
 };
 
 // p[h] = q[h] . key for the keys [begin, end), a row of kProbabilityChunk per head.
-void score(const Rows& q, int64_t heads, int64_t D, const Keys& keys, int64_t begin, int64_t end,
-           float* scratch, float* p) {
+void score(const Rows& q, int64_t heads, int64_t D, const Keys& keys, int64_t begin, int64_t end, float* p) {
   const Columns columns{Format::pointers, keys.at.data()};
   for (int64_t h = 0; h < heads; h += kRowBlock)
     for (int64_t c = begin; c < end; c += kColumnChunk)
-      core().dot_products(q.pointers() + h, std::min(kRowBlock, heads - h), D, columns, c,
-                          std::min(kColumnChunk, end - c), p + h * kProbabilityChunk + c - begin,
-                          kProbabilityChunk, scratch);
+      dot_products(q.pointers() + h, std::min(kRowBlock, heads - h), D, columns, c,
+                   std::min(kColumnChunk, end - c), p + h * kProbabilityChunk + c - begin, kProbabilityChunk);
 }
 
 // From split to natural order, over the denominator.
@@ -59,13 +57,12 @@ void attend(const bf16* q, const float* sink, float scale, const Keys& keys, int
   }
   Rows rows(heads, D);
   for (int64_t h = 0; h < heads; ++h) rows.set(h, q + h * D);
-  Buffer<float> scratch(dot_scratch(std::min(heads, kRowBlock))), p(heads * kProbabilityChunk),
-      total(heads * D);
+  Buffer<float> p(heads * kProbabilityChunk), total(heads * D);
   std::vector<float> peak(heads, -kInfinity), denominator(heads, 0.0f), shrink(heads);
   std::fill(total.data(), total.data() + heads * D, 0.0f);
   for (int64_t begin = 0, end; begin < keys.size(); begin = end) {
     end = keys.chunk_end(begin);
-    score(rows, heads, D, keys, begin, end, scratch.data(), p.data());
+    score(rows, heads, D, keys, begin, end, p.data());
     for (int64_t h = 0; h < heads; ++h)
       shrink[h] =
           core().fold(p.data() + h * kProbabilityChunk, end - begin, scale, &peak[h], &denominator[h]);

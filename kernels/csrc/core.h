@@ -26,9 +26,8 @@ struct Columns {
 
 constexpr int64_t kColumnChunk = 24;  // a multiple of every tile width
 constexpr int64_t kRowBlock = 64;
-constexpr int64_t kIndexKeys = 32;  // keys whose index scores are computed at once
-// Floats of scratch memory for dot_products.
-constexpr int64_t dot_scratch(int64_t rows) { return 25 * 1024 + (rows + 1) * (kColumnChunk + 8) * 16; }
+constexpr int64_t kIndexKeys = 32;          // keys whose index scores are computed at once
+constexpr int64_t kDotScratch = 60 * 1024;  // floats of scratch memory for dot_products
 
 struct Core {
   const char* name;

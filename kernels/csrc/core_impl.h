@@ -118,6 +118,12 @@ static inline void multiply_add(const float* const* x, int64_t k, const Pair (&w
   }
 }
 
+// A block of decoded columns, whose stride is no power of two lest they share cache sets, and the register
+// tiles of all rows, the last one padded for sum_sixteen.
+constexpr int64_t kColumnStride = kBlock + 16;
+constexpr int64_t kRowPartial = (kColumnChunk + 8) * 16;
+static_assert(kColumnChunk * kColumnStride + (kRowBlock + 1) * kRowPartial <= kDotScratch);
+
 // Part of K: [begin, end), the first one (`fresh`) starting from zero.
 struct Span {
   int64_t begin, end;
@@ -223,14 +229,13 @@ static void dot_many(const float* const* x, int64_t rows, int64_t K, const Colum
                      int64_t columns, float* out, int64_t out_stride, float* scratch) {
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;
   const int64_t height = (rows + blocks - 1) / blocks;
-  constexpr int64_t kStride = kBlock + 16;  // not a power of two: columns must not share cache sets
-  constexpr int64_t kRowPartial = (kColumnChunk + 8) * 16;
-  const Columns decoded{Format::split, scratch, kStride * static_cast<int64_t>(sizeof(float))};
-  float* partial = scratch + kColumnChunk * kStride;
+  const Columns decoded{Format::split, scratch, kColumnStride * static_cast<int64_t>(sizeof(float))};
+  float* partial = scratch + kColumnChunk * kColumnStride;
   const float* block_rows[kMaxRows];
   for (int64_t begin = 0; begin < K; begin += kBlock) {
     const int64_t end = K - begin < kBlock ? K : begin + kBlock;
-    for (int64_t c = 0; c < columns; ++c) decode_split<F>(w, first + c, begin, end, scratch + c * kStride);
+    for (int64_t c = 0; c < columns; ++c)
+      decode_split<F>(w, first + c, begin, end, scratch + c * kColumnStride);
     for (int64_t r = 0; r < rows; r += height) {
       const int64_t count = rows - r < height ? rows - r : height;
       for (int64_t i = 0; i < count; ++i) block_rows[i] = x[r + i] + begin;

@@ -38,12 +38,12 @@ struct Pool {
 
 // Scores of `count` <= kColumnChunk neighbouring keys; `products` has kIndexKeys floats per head.
 void score_keys(const IndexQuery& query, const float* weights, const float* const* heads,
-                const uint8_t* records, int64_t count, float* scratch, float* products, float* out) {
+                const uint8_t* records, int64_t count, float* products, float* out) {
   const int64_t record = codec_record_bytes(Codec::fp4_e8m0_32, query.D);
   const Columns columns{Format::fp4, records, record, records + query.D / 2, record, 0};
   for (int64_t h = 0; h < query.H; h += kRowBlock)
-    core().dot_products(heads + h, std::min(kRowBlock, query.H - h), query.D, columns, 0, count,
-                        products + h * kIndexKeys, kIndexKeys, scratch);
+    dot_products(heads + h, std::min(kRowBlock, query.H - h), query.D, columns, 0, count,
+                 products + h * kIndexKeys, kIndexKeys);
   float scores[kIndexKeys];
   core().index_scores(products, weights, query.H, scores);
   std::copy(scores, scores + count, out);
@@ -54,7 +54,7 @@ void score_segment(const IndexQuery& query, int64_t row, const Pool& pool, const
   const int64_t record = codec_record_bytes(Codec::fp4_e8m0_32, query.D);
   const int32_t* table = query.block_tables + query.seq_of_row[row] * query.max_pages;
   const int64_t end = std::min(begin + kSegment, pool.size);
-  Buffer<float> scratch(dot_scratch(std::min(query.H, kRowBlock))), products(query.H * kIndexKeys);
+  Buffer<float> products(query.H * kIndexKeys);
   Buffer<float> weights(query.H);
   std::fill(products.data(), products.data() + query.H * kIndexKeys, 0.0f);
   widen(query.weights + row * query.H, weights.data(), query.H);
@@ -64,8 +64,7 @@ void score_segment(const IndexQuery& query, int64_t row, const Pool& pool, const
         std::min({pool.run(position), query.page_entries - offset, end - position, kColumnChunk});
     const uint8_t* records =
         query.keys + (table[entry / query.page_entries] * query.page_entries + offset) * record;
-    score_keys(query, weights.data(), heads, records, count, scratch.data(), products.data(),
-               scores + position);
+    score_keys(query, weights.data(), heads, records, count, products.data(), scores + position);
     position += count;
   }
 }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec.h"
-
 namespace deepinfer {
 namespace {
 
@@ -31,17 +29,29 @@ void store_row(Output out, int64_t offset, const float* values, int64_t count) {
     narrow(values, static_cast<bf16*>(out.data) + offset, count);
 }
 
-void load_row(Rows& rows, int64_t r, Input x, int64_t offset, int64_t K, bool quantize) {
-  if (x.is_f32) return rows.set(r, static_cast<const float*>(x.data) + offset);
-  const bf16* row = static_cast<const bf16*>(x.data) + offset;
-  if (!quantize) return rows.set(r, row);
-  Buffer<float> values(K);
-  widen(row, values.data(), K);
-  quantize_dequantize_row(Codec::fp8_e8m0_32, values.data(), K);
-  rows.set(r, values.data());
+void load_row(Rows& rows, int64_t r, Input x, int64_t offset, bool quantize) {
+  if (x.is_f32)
+    rows.set(r, static_cast<const float*>(x.data) + offset);
+  else if (quantize)
+    rows.set_quantized(r, static_cast<const bf16*>(x.data) + offset);
+  else
+    rows.set(r, static_cast<const bf16*>(x.data) + offset);
 }
 
 }  // namespace
+
+void Rows::set_quantized(int64_t r, const bf16* x) {
+  Buffer<float> values(K_);
+  widen(x, values.data(), K_);
+  quantize_dequantize_row(Codec::fp8_e8m0_32, values.data(), K_);
+  set(r, values.data());
+}
+
+void dot_products(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
+                  int64_t columns, float* out, int64_t out_stride) {
+  thread_local Buffer<float> scratch(kDotScratch);
+  core().dot_products(x, rows, K, w, first, columns, out, out_stride, scratch.data());
+}
 
 Columns Weight::columns(int64_t index) const {
   const int64_t stride = bytes_per_row(format, K);
@@ -61,7 +71,7 @@ void linear(Input x, const Weight& weight, Output out, int64_t N, bool quantize)
   for (int64_t start = 0; start < N; start += kBatch) {
     const int64_t count = std::min(kBatch, N - start);
     Rows rows(count, K);
-    parallel_for(count, K, [&](int64_t r) { load_row(rows, r, x, (start + r) * K, K, quantize); });
+    parallel_for(count, K, [&](int64_t r) { load_row(rows, r, x, (start + r) * K, quantize); });
     product(rows.pointers(), count, K, weight.columns(), 0, M,
             [&](int64_t row, int64_t column, int64_t width, const float* sums) {
               store_row(out, (start + row) * M + column, sums, width);

@@ -17,6 +17,7 @@ class Rows {
   }
   void set(int64_t r, const float* x) { core().split(x, K_, values_.data() + r * stride_); }
   void set(int64_t r, const bf16* x) { core().split_bf16(x, K_, values_.data() + r * stride_); }
+  void set_quantized(int64_t r, const bf16* x);  // as the fp8 codec keeps it
   const float* const* pointers() const { return pointers_.data(); }
 
  private:
@@ -32,6 +33,10 @@ inline void narrow(const float* in, bf16* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = to_bf16(in[i]);
 }
 
+// Core::dot_products with memory of the calling thread.
+void dot_products(const float* const* x, int64_t rows, int64_t K, const Columns& w, int64_t first,
+                  int64_t columns, float* out, int64_t out_stride);
+
 // x . w^T for all rows and the columns [first, first + M) of w, in blocks spread over the threads.
 // write(row, column, count, sums) receives `count` neighbouring sums of one row.
 template <class Write>
@@ -45,9 +50,8 @@ void product(const float* const* x, int64_t N, int64_t K, const Columns& w, int6
     const int64_t row = unit / chunks * kRowBlock, column = unit % chunks * chunk;
     const int64_t count = N - row < kRowBlock ? N - row : kRowBlock;
     const int64_t width = M - column < chunk ? M - column : chunk;
-    Buffer<float> scratch(dot_scratch(count));
     float sums[kRowBlock * kColumnChunk];
-    core().dot_products(x + row, count, K, w, first + column, width, sums, kColumnChunk, scratch.data());
+    dot_products(x + row, count, K, w, first + column, width, sums, kColumnChunk);
     for (int64_t r = 0; r < count; ++r) write(row + r, column, width, sums + r * kColumnChunk);
   });
 }

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <vector>
 
-#include "codec.h"
 #include "linear.h"
 
 namespace deepinfer {
@@ -71,12 +70,8 @@ void round_all(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] = round_to_bf16(values[i]);
 }
 
-void set_row(Rows& rows, int64_t r, const bf16* x, int64_t K, bool quantize) {
-  if (!quantize) return rows.set(r, x);
-  Buffer<float> values(K);
-  widen(x, values.data(), K);
-  quantize_dequantize_row(Codec::fp8_e8m0_32, values.data(), K);
-  rows.set(r, values.data());
+void set_row(Rows& rows, int64_t r, const bf16* x, bool quantize) {
+  quantize ? rows.set_quantized(r, x) : rows.set(r, x);
 }
 
 struct Experts {
@@ -94,12 +89,11 @@ void expert_hidden(const Experts& experts, const Routing& routing, const float* 
   const std::vector<Task> tasks = tasks_of(routing, I);
   parallel_for(static_cast<int64_t>(tasks.size()), 2 * K * kColumnChunk / 16, [&](int64_t i) {
     const Task& task = tasks[i];
-    Buffer<float> scratch(dot_scratch(task.rows));
     float a[kRowBlock * kColumnChunk], b[kRowBlock * kColumnChunk];
-    core().dot_products(x.data() + task.slot, task.rows, K, experts.w1.columns(task.expert), task.column,
-                        task.columns, a, kColumnChunk, scratch.data());
-    core().dot_products(x.data() + task.slot, task.rows, K, experts.w3.columns(task.expert), task.column,
-                        task.columns, b, kColumnChunk, scratch.data());
+    dot_products(x.data() + task.slot, task.rows, K, experts.w1.columns(task.expert), task.column,
+                 task.columns, a, kColumnChunk);
+    dot_products(x.data() + task.slot, task.rows, K, experts.w3.columns(task.expert), task.column,
+                 task.columns, b, kColumnChunk);
     for (int64_t r = 0; r < task.rows; ++r) {
       float *gate = a + r * kColumnChunk, *up = b + r * kColumnChunk;
       round_all(gate, task.columns);
@@ -114,14 +108,13 @@ void expert_hidden(const Experts& experts, const Routing& routing, const float* 
 void expert_outputs(const Experts& experts, const Routing& routing, const bf16* hidden, bf16* out) {
   const int64_t I = experts.w2.K, d = experts.w2.M, slots = static_cast<int64_t>(routing.place.size());
   Rows rows(slots, I);
-  parallel_for(slots, 4 * I, [&](int64_t s) { set_row(rows, s, hidden + s * I, I, experts.quantize); });
+  parallel_for(slots, 4 * I, [&](int64_t s) { set_row(rows, s, hidden + s * I, experts.quantize); });
   const std::vector<Task> tasks = tasks_of(routing, d);
   parallel_for(static_cast<int64_t>(tasks.size()), I * kColumnChunk / 16, [&](int64_t i) {
     const Task& task = tasks[i];
-    Buffer<float> scratch(dot_scratch(task.rows));
     float sums[kRowBlock * kColumnChunk];
-    core().dot_products(rows.pointers() + task.slot, task.rows, I, experts.w2.columns(task.expert),
-                        task.column, task.columns, sums, kColumnChunk, scratch.data());
+    dot_products(rows.pointers() + task.slot, task.rows, I, experts.w2.columns(task.expert), task.column,
+                 task.columns, sums, kColumnChunk);
     for (int64_t r = 0; r < task.rows; ++r)
       narrow(sums + r * kColumnChunk, out + (task.slot + r) * d + task.column, task.columns);
   });
@@ -134,7 +127,7 @@ void moe_batch(const bf16* x, const int32_t* ids, const float* weights, const Ex
   Buffer<bf16> hidden(N * k * I), outputs(N * k * d);
   {
     Rows rows(N, d);
-    parallel_for(N, 4 * d, [&](int64_t n) { set_row(rows, n, x + n * d, d, experts.quantize); });
+    parallel_for(N, 4 * d, [&](int64_t n) { set_row(rows, n, x + n * d, experts.quantize); });
     expert_hidden(experts, routing, rows.pointers(), weights, k, hidden.data());
   }
   expert_outputs(experts, routing, hidden.data(), outputs.data());
