@@ -57,16 +57,18 @@ def load_case(name: str, family: str = "cpu") -> GoldenCase:
 class Sequences:
     """Runs chosen tokens of several sequences through a model, chunk by chunk, by the real scheduler's plans."""
 
-    def __init__(self, model: TextModel, *, num_pages: int = 64, num_seqs: int = 32, chunk: int = 4096) -> None:
+    def __init__(
+        self, model: TextModel, *, num_pages: int = 64, num_seqs: int = 32, chunk: int = 4096, budget: int = 4096
+    ) -> None:
         self.model = model
         self.caches = CacheEngine(model.cache_layout(), num_pages, num_seqs + 1, CPU)
         self.scheduler = _C.Scheduler(
             num_pages=num_pages,
             num_slots=num_seqs + 1,
             max_num_seqs=num_seqs,
-            max_num_batched_tokens=4096,
+            max_num_batched_tokens=budget,
             max_model_len=model.config.max_position_embeddings,
-            max_chunk_tokens=chunk,
+            max_chunk_tokens=min(chunk, budget),
             token_history=model.token_lookback,
         )
         self.seen: dict[str, torch.Tensor] = {}
@@ -76,8 +78,11 @@ class Sequences:
         """Queue a sequence; returns its handle."""
         return int(self.scheduler.submit(name, np.asarray(tokens, np.int32), max_tokens=max_tokens))
 
-    def step(self, following: dict[int, int] | None = None) -> dict[int, torch.Tensor]:
-        """One step; logits ``[rows, vocab]`` of every sequence in it. ``following``: the next token by handle."""
+    def step(self, following: dict[int, int] | None = None) -> tuple[_C.StepPlan, dict[int, torch.Tensor]]:
+        """One step: its plan, and logits ``[rows, vocab]`` of every sequence in it.
+
+        following: the next token by handle; otherwise it is the most likely one.
+        """
         self.scheduler.release_deferred()
         plan = self.scheduler.schedule()
         self.seen.clear()
@@ -95,4 +100,4 @@ class Sequences:
             if samples
         ]
         self.scheduler.commit(plan, np.asarray(chosen, np.int32))
-        return rows
+        return plan, rows

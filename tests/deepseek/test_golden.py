@@ -63,13 +63,13 @@ def run_case(golden, case, *, steps: int = 24, longest: int = 4096) -> Run:
         runner, layers = golden.Sequences(case.model), case.model.config.dspark.target_layer_ids
         handle = runner.add(name, tokens)
         rows = values.get("prefill_rows", torch.arange(len(tokens)))
-        logits = [runner.step({handle: following[0]})[handle][rows]]
+        logits = [runner.step({handle: following[0]})[1][handle][rows]]
         hidden = [_hidden(runner.seen, layers)[rows]]
         for place, layer in enumerate(case.model.config.engram.layer_ids):
             seen = runner.seen[f"layers.{layer}.engram_hash_ids"]
             assert torch.equal(seen, values["engram_hash_ids"][:, place]), f"engram rows of {name}, layer {layer}"
         for token in following[1 : steps + 1]:
-            logits.append(runner.step({handle: token})[handle])
+            logits.append(runner.step({handle: token})[1][handle])
             hidden.append(_hidden(runner.seen, layers))
         runner.scheduler.audit()
         expected_hidden = torch.cat([values["prefill_main_hidden"], values["decode_main_hidden"][:steps]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ def test_releases_run_at_the_flush_in_order_and_once() -> None:
     done: list[int] = []
     deferred = DeferredRelease()
     for n in range(3):
-        deferred.defer(lambda n=n: done.append(n))
+        deferred.defer(partial(done.append, n))
     assert (done, len(deferred)) == ([], 3)
     deferred.flush()
     deferred.flush()
@@ -41,7 +42,7 @@ def test_a_failing_release_holds_up_no_other(failing: set[int]) -> None:
         done.append(n)
 
     for n in range(3):
-        deferred.defer(lambda n=n: release(n))
+        deferred.defer(partial(release, n))
     with pytest.raises((ValueError, ExceptionGroup)) as failure:
         deferred.flush()
     assert done == [n for n in range(3) if n not in failing]

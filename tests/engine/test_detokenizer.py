@@ -274,7 +274,7 @@ def sentencepiece_like() -> Tokenizer:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     backend.decoder = decoders.Sequence(steps)
     backend.add_special_tokens([AddedToken("<s>", special=True)])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]
 
 
 @given(st.lists(st.integers(0, 259), max_size=20))
