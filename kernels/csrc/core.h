@@ -47,7 +47,10 @@ struct Core {
   void (*split_fp4)(const uint8_t* codes, const uint8_t* scales, int64_t K, float* out);
 
   float (*dot)(const float* a, const float* b, int64_t n);  // in natural order: lane i has k = i (mod 16)
-  void (*exponentials)(float* x, int64_t n);                // in place
+  // out[c] = x . rows[c] for the rows [count, K], in float64: 16 lanes like dot's, added in order. For what
+  // scales the residual streams, where a float32 sum could fall on the wrong side of a bf16 tie.
+  void (*dots_f64)(const float* x, const float* rows, int64_t count, int64_t K, double* out);
+  void (*exponentials)(float* x, int64_t n);  // in place
 
   // A chunk of n scores of one head, in place: p = exp(scale * p - peak) rounded to bf16, where peak is
   // raised to the largest scaled score; the unrounded sum goes into the denominator. Returns the factor by

@@ -19,11 +19,11 @@ namespace DEEPINFER_ISA {
 #if defined(DEEPINFER_AVX512)
 constexpr int kMaxRows = 8;
 constexpr int tile_columns(int rows) { return rows == 1 ? 8 : rows == 2 ? 6 : rows <= 5 ? 4 : 3; }
-constexpr int kHeadTile = 4, kLaneTile = 4;
+constexpr int kHeadTile = 4, kLaneTile = 4, kWideTile = 4;
 #else
 constexpr int kMaxRows = 3;
 constexpr int tile_columns(int rows) { return rows == 1 ? 4 : 2; }
-constexpr int kHeadTile = 4, kLaneTile = 1;
+constexpr int kHeadTile = 4, kLaneTile = 1, kWideTile = 2;
 #endif
 
 // Columns a tile pass covers before the next block of K, so that a row tile stays in the first-level cache.
@@ -312,6 +312,37 @@ static float dot(const float* a, const float* b, int64_t n) {
   return sum(acc);
 }
 
+template <int C>
+static void dots_f64_tile(const float* x, const float* rows, int64_t K, double* out) {
+  Wide acc[C] = {};
+  int64_t k = 0;
+  for (; k + 16 <= K; k += 16) {
+    const Wide value = widen(load(x + k));
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[c] = fma(value, widen(load(rows + c * K + k)), acc[c]);
+  }
+  if (k < K) {
+    float tail_x[16] = {}, tail_row[16] = {};
+    __builtin_memcpy(tail_x, x + k, (K - k) * sizeof(float));
+    for (int c = 0; c < C; ++c) {
+      __builtin_memcpy(tail_row, rows + c * K + k, (K - k) * sizeof(float));
+      acc[c] = fma(widen(load(tail_x)), widen(load(tail_row)), acc[c]);
+    }
+  }
+  for (int c = 0; c < C; ++c) {
+    double lanes[16];
+    store(lanes, acc[c]);
+    out[c] = 0.0;
+    for (const double lane : lanes) out[c] += lane;
+  }
+}
+
+static void dots_f64(const float* x, const float* rows, int64_t count, int64_t K, double* out) {
+  int64_t c = 0;
+  for (; c + kWideTile <= count; c += kWideTile) dots_f64_tile<kWideTile>(x, rows + c * K, K, out + c);
+  for (; c < count; ++c) dots_f64_tile<1>(x, rows + c * K, K, out + c);
+}
+
 // exp by range reduction to |r| <= ln(2)/2 and a Taylor polynomial of degree 7; within 1 ulp. The power of
 // two is applied in two halves, so that results reach from subnormals to infinity.
 static inline Lanes exponential(Lanes x) {
@@ -428,6 +459,7 @@ const Core DEEPINFER_TABLE{
     .split_fp8 = DEEPINFER_ISA::split_fp8,
     .split_fp4 = DEEPINFER_ISA::split_fp4,
     .dot = DEEPINFER_ISA::dot,
+    .dots_f64 = DEEPINFER_ISA::dots_f64,
     .exponentials = DEEPINFER_ISA::exponentials,
     .fold = DEEPINFER_ISA::fold,
     .add_weighted = DEEPINFER_ISA::add_weighted,

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dot_f64.h"
 #include "linear.h"
 
 namespace deepinfer {
@@ -57,13 +56,14 @@ void hyper_connection_mix(const bf16* x, const float* fn, const float* base, con
                           int64_t N, int64_t m, int64_t d) {
   const int64_t K = m * d, M = m * (2 + m);
   Buffer<float> mixes(N * M);
-  parallel_for(N, M * K, [&](int64_t n) {
+  parallel_for(N, M * K / 4, [&](int64_t n) {
     Buffer<float> row(K);
     widen(x + n * K, row.data(), K);
     const float rstd =
         1.0f / std::sqrt(core().dot(row.data(), row.data(), K) / static_cast<float>(K) + norm_eps);
-    for (int64_t i = 0; i < M; ++i)
-      mixes[n * M + i] = static_cast<float>(dot_f64(row.data(), fn + i * K, K)) * rstd;
+    Buffer<double> sums(M);
+    core().dots_f64(row.data(), fn, M, K, sums.data());
+    for (int64_t i = 0; i < M; ++i) mixes[n * M + i] = static_cast<float>(sums[i]) * rstd;
   });
   parallel_for(N, 2000 + iterations * m * m * 20, [&](int64_t n) {
     const float* z = mixes.data() + n * M;

@@ -85,6 +85,20 @@ static inline float largest(Lanes a) { return _mm512_reduce_max_ps(a.v); }
 static inline Lanes halves(float a, float b) {
   return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(a), _mm512_set1_ps(b))};
 }
+// The same 16 lanes in float64.
+struct Wide {
+  __m512d lo, hi;
+};
+static inline Wide widen(Lanes a) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(a.v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1))};
+}
+static inline Wide fma(Wide a, Wide b, Wide c) {
+  return {_mm512_fmadd_pd(a.lo, b.lo, c.lo), _mm512_fmadd_pd(a.hi, b.hi, c.hi)};
+}
+static inline void store(double* p, Wide a) {
+  _mm512_storeu_pd(p, a.lo);
+  _mm512_storeu_pd(p + 8, a.hi);
+}
 // The sums of 16 neighbouring Lanes, by transposing while adding; the additions are those of sum().
 static inline void sum_sixteen(const float* p, float* out) {
   __m512 v[16];
@@ -185,6 +199,20 @@ static inline Pair load_e2m1_pair(const uint8_t* p, float scale) {
   return {{decode_e2m1(lo, table), decode_e2m1(hi, table)},
           {decode_e2m1(_mm256_srli_epi32(lo, 4), table), decode_e2m1(_mm256_srli_epi32(hi, 4), table)}};
 }
+struct Wide {
+  __m256d v[4];
+};
+static inline Wide widen(Lanes a) {
+  return {{_mm256_cvtps_pd(_mm256_castps256_ps128(a.lo)), _mm256_cvtps_pd(_mm256_extractf128_ps(a.lo, 1)),
+           _mm256_cvtps_pd(_mm256_castps256_ps128(a.hi)), _mm256_cvtps_pd(_mm256_extractf128_ps(a.hi, 1))}};
+}
+static inline Wide fma(Wide a, Wide b, Wide c) {
+  for (int i = 0; i < 4; ++i) c.v[i] = _mm256_fmadd_pd(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+static inline void store(double* p, Wide a) {
+  for (int i = 0; i < 4; ++i) _mm256_storeu_pd(p + 4 * i, a.v[i]);
+}
 static inline __m256 round_bf16_half(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a);
   const __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -276,6 +304,19 @@ static inline Lanes power_of_two(Lanes biased, Lanes* rest) {
   }
   return first;
 }
+struct Wide {
+  double v[16];
+};
+static inline Wide widen(Lanes a) {
+  Wide r;
+  for (int i = 0; i < 16; ++i) r.v[i] = static_cast<double>(a.v[i]);
+  return r;
+}
+static inline Wide fma(Wide a, Wide b, Wide c) {
+  for (int i = 0; i < 16; ++i) c.v[i] = __builtin_fma(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+static inline void store(double* p, Wide a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 static inline Lanes round_bf16(Lanes a) {
   return each([&](int i) { return a.v[i] != a.v[i] ? kNaN : round_to_bf16(a.v[i]); });
 }
