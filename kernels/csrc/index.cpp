@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace {
 
 constexpr int64_t kSegment = 1536;             // entries scored per unit; a multiple of kColumnChunk
 constexpr int64_t kScores = int64_t{1} << 24;  // scores kept at once
+constexpr int64_t kBatch = 1024;               // rows at once: bounds the float32 copy of q
 
 // The entries that compete for one row, as positions of a pool.
 struct Pool {
@@ -120,7 +122,7 @@ void index_topk(const IndexQuery& query, int32_t* indices, int32_t* blocks, int6
     pools.emplace_back(query, n);
     longest = std::max(longest, pools.back().size);
   }
-  const int64_t batch = std::max<int64_t>(1, std::min(N, kScores / longest));
+  const int64_t batch = std::max<int64_t>(1, std::min({N, kBatch, kScores / longest}));
   const int64_t segments = (longest + kSegment - 1) / kSegment;
   Buffer<float> scores(batch * longest);
   for (int64_t start = 0; start < N; start += batch) {

@@ -81,8 +81,9 @@ void linear(Input x, const Weight& weight, Output out, int64_t N, bool quantize)
 
 void grouped_linear(const bf16* x, const Weight& weight, bf16* out, int64_t N, int64_t G) {
   const int64_t K = weight.K, R = weight.M / G;
-  for (int64_t start = 0; start < N; start += kBatch) {
-    const int64_t count = std::min(kBatch, N - start);
+  const int64_t batch = std::max(kBatch / G, kRowBlock);
+  for (int64_t start = 0; start < N; start += batch) {
+    const int64_t count = std::min(batch, N - start);
     Rows rows(count * G, K);  // group-major, so that a group's rows are neighbours
     parallel_for(count * G, K,
                  [&](int64_t i) { rows.set(i, x + ((start + i % count) * G + i / count) * K); });

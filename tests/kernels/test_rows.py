@@ -288,6 +288,19 @@ def test_no_rows_is_no_error() -> None:
             assert out.shape[0] == 0, name
 
 
+def test_more_rows_than_one_pass_takes() -> None:
+    """Ops that work through their rows in passes join them without a seam."""
+    torch.manual_seed(6)
+    x, weight = bf16(1100, 4, 32), random_weight("fp8", 4 * 8, 32)
+    whole = ops.cpu.grouped_linear(x, weight, 4)
+    flat = ops.cpu.linear(x[:, 0].contiguous(), weight, torch.bfloat16)[:, :8]
+    assert torch.equal(whole[:, 0], flat), "group 0 of every row"
+    assert torch.equal(ops.cpu.grouped_linear(x[1020:].contiguous(), weight, 4), whole[1020:])
+    case = experts_case("fp4", True)(1030, 1)
+    pick = torch.arange(1020, 1030)
+    identical(case.run("cpu", pick), (case.run("cpu")[0][pick],), "moe")
+
+
 def test_every_op_of_the_interface_is_native() -> None:
     assert set(interface.__all__) <= set(cpu.__all__)
 
