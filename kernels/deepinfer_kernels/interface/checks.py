@@ -13,18 +13,31 @@ FLOATS = (torch.bfloat16, torch.float32)
 
 def tensor(name: str, value: Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> tuple[int, ...]:
     """Check rank, fixed sizes (``None`` = any), dtype and contiguity; return the shape."""
+    # Some hundred calls a step: decide first, explain only what is wrong.
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
-    actual = tuple(value.shape)
-    if len(actual) != len(shape) or any(w is not None and w != a for w, a in zip(shape, actual, strict=True)):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} must have shape [{wanted}], got {list(actual)}")
+    actual = value.shape
+    if len(actual) == len(shape) and value.dtype in dtypes and value.is_contiguous():
+        for wanted, size in zip(shape, actual, strict=True):
+            if wanted is not None and wanted != size:
+                break
+        else:
+            return actual
+    raise _mismatch(name, value, shape, dtypes)
+
+
+def _mismatch(
+    name: str, value: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
+) -> TypeError | ValueError:
+    """What is wrong with a tensor that failed the check: its dtype, its shape or its strides."""
     if value.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
-        raise TypeError(f"{name} must have dtype {expected}, got {value.dtype}")
-    if not value.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {value.stride()} for shape {list(actual)}")
-    return actual
+        return TypeError(f"{name} must have dtype {expected}, got {value.dtype}")
+    actual = list(value.shape)
+    if len(actual) != len(shape) or any(w not in (None, a) for w, a in zip(shape, actual, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        return ValueError(f"{name} must have shape [{wanted}], got {actual}")
+    return ValueError(f"{name} must be contiguous, got strides {value.stride()} for shape {actual}")
 
 
 def weight(name: str, value: Weight, lead: tuple[int | None, ...] = ()) -> tuple[int, ...]:
