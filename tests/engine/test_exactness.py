@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from deepinfer_kernels import _cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from deepinfer_kernels import _cpu
 
 CASES = ["v41-tiny-bf16", "v41-tiny-fp8fp4"]
 VOCAB = 512
