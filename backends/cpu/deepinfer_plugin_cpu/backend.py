@@ -8,6 +8,7 @@ from deepinfer_plugin_cpu.memory import available_and_total
 
 if TYPE_CHECKING:
     import torch
+
     from deepinfer_kernels.ops import KernelFamily
 
 
