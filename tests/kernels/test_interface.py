@@ -57,6 +57,28 @@ def test_indices_outside_their_tables_are_refused(family):
         )
 
 
+def test_entries_beyond_the_block_table_are_refused():
+    def choose(visible: int, sequence: int = 0) -> None:
+        ops.cpu.index_topk(
+            torch.ones(1, 2, 32, dtype=torch.bfloat16),
+            torch.ones(1, 2, dtype=torch.bfloat16),
+            torch.zeros(3, 8, 17, dtype=torch.uint8),
+            torch.tensor([[1, 2]], dtype=torch.int32),
+            torch.tensor([sequence], dtype=torch.int32),
+            torch.tensor([visible], dtype=torch.int32),
+            4,
+            None,
+            0,
+            0,
+        )
+
+    choose(16)
+    with pytest.raises(ValueError, match=r"visible - 1 must be below 16 .*, got 16"):
+        choose(17)
+    with pytest.raises(ValueError, match="seq_of_row must be below 1"):
+        choose(4, sequence=1)
+
+
 def test_weight_parts_must_agree():
     data = torch.zeros(64, 64, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"weight.scale must have shape \[2, 2\], got \[1, 2\]"):

@@ -18,6 +18,17 @@ def _chunk_rows(rows: int, **columns: Tensor) -> None:
         checks.tensor(name, column, (rows,), torch.int32)
 
 
+def _within_tables(name: str, last: Tensor, block_tables: Tensor, seq_of_row: Tensor, entries: int) -> None:
+    """Check that entries up to ``last`` lie in their sequences' tables: native code reads where these point."""
+    if last.numel() == 0:
+        return
+    sequences, pages = block_tables.shape
+    if int(seq_of_row.max()) >= sequences:
+        raise ValueError(f"seq_of_row must be below {sequences} (block_tables), got {int(seq_of_row.max())}")
+    if int(last.max()) >= pages * entries:
+        raise ValueError(f"{name} must be below {pages * entries} (entries of block_tables), got {int(last.max())}")
+
+
 def compress_pool(
     values: Tensor,
     scores: Tensor,
@@ -80,6 +91,7 @@ def index_topk(
     checks.tensor("key_cache", key_cache, (None, None, checks.codec(INDEX_CODEC, dim)), torch.uint8)
     checks.tensor("block_tables", block_tables, (None, None), torch.int32)
     _chunk_rows(rows, seq_of_row=seq_of_row, visible=visible)
+    _within_tables("visible - 1", visible - 1, block_tables, seq_of_row, key_cache.shape[1])
     checks.positive("topk", topk)
     if candidate_blocks is not None:
         checks.tensor("candidate_blocks", candidate_blocks, (rows, None), torch.int32)
@@ -130,3 +142,4 @@ def sparse_attention(
     checks.tensor("block_tables", block_tables, (None, None), torch.int32)
     _chunk_rows(rows, seq_of_row=seq_of_row)
     checks.tensor("indices", indices, (rows, None), torch.int32)
+    _within_tables("indices", indices, block_tables, seq_of_row, compressed_cache.shape[1])
