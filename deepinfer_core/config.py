@@ -14,9 +14,7 @@ from typing import Any
 import attrs
 
 from deepinfer_core.errors import ConfigError
-
-#: Tokens per cache page. Fixed: a compressed layer packs ``PAGE_SIZE / ratio`` entries into each page.
-PAGE_SIZE = 128
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
 
 #: Share of the free memory that caches may take when neither pages nor bytes were asked for.
 DEFAULT_MEMORY_SHARE = 0.5
@@ -111,7 +109,7 @@ class ModelConfig:
 
 @attrs.frozen(kw_only=True)
 class CacheConfig:
-    """Memory for keys and values, in pages of :data:`PAGE_SIZE` tokens."""
+    """Memory for keys and values, in pages of :data:`~deepinfer_core.interfaces.cache.PAGE_TOKENS` tokens."""
 
     num_pages: int | None = attrs.field(default=None, validator=_integer(1, none_means="from the memory"))
     """Pages that sequences can use (the null page is not one of them)."""
@@ -144,7 +142,7 @@ class CacheConfig:
         pages = min(useful_pages, budget // page_bytes) if page_bytes else useful_pages
         if pages < 1:
             raise ConfigError(
-                f"one cache page of {PAGE_SIZE} tokens takes {page_bytes} bytes but only {budget} are available for "
+                f"one cache page of {PAGE_TOKENS} tokens takes {page_bytes} bytes but only {budget} are available for "
                 "the cache; raise kv_cache_memory or free memory"
             )
         return pages

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from deepinfer_core import _C
-from deepinfer_core.config import PAGE_SIZE, EngineConfig
+from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import output_processor
 from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
 from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
 from deepinfer_core.errors import GenerationError, RequestError
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.sampler import SamplingRow
 from deepinfer_core.model_loader import load_hf_config
 from deepinfer_core.outputs import RequestMetrics, RequestOutput
@@ -298,7 +299,7 @@ class LLMEngine:
     def _make_scheduler(self) -> _C.Scheduler:
         limits, runner = self.config.scheduler, self.worker.runner
         return _C.Scheduler(
-            page_size=PAGE_SIZE,
+            page_size=PAGE_TOKENS,
             num_pages=runner.caches.num_pages,
             num_slots=runner.caches.num_slots,
             max_num_seqs=limits.max_num_seqs,

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deepinfer_core.config import PAGE_SIZE, EngineConfig
+from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.model import ModelContext
 from deepinfer_core.model_loader import CheckpointIndex, HFConfig, load_weights
 from deepinfer_core.model_loader.tied import warn_if_different
@@ -42,7 +43,7 @@ class Worker:
         self._load(model, index)
         caches = self._allocate(model)
         self.max_model_len = config.model.resolve_max_model_len(
-            self.arch_config.max_position_embeddings, (caches.num_pages - 1) * PAGE_SIZE
+            self.arch_config.max_position_embeddings, (caches.num_pages - 1) * PAGE_TOKENS
         )
         """Longest sequence in tokens that the model and the cache allow."""
         self.runner = ModelRunner(model, caches, manager.component("sampler"), self.backend.device)
@@ -85,7 +86,7 @@ class Worker:
                 "lower max_num_seqs"
             )
         pages = self.config.cache.resolve_num_pages(
-            page_bytes=layout.bytes_per_page, useful_pages=-(-longest // PAGE_SIZE) * num_seqs, free_bytes=free
+            page_bytes=layout.bytes_per_page, useful_pages=-(-longest // PAGE_TOKENS) * num_seqs, free_bytes=free
         )
-        logger.info("cache: %d pages of %d tokens, %d slots", pages, PAGE_SIZE, num_seqs)
+        logger.info("cache: %d pages of %d tokens, %d slots", pages, PAGE_TOKENS, num_seqs)
         return CacheEngine(layout, pages + 1, num_seqs + 1, self.backend.device)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from deepinfer_core.config import PAGE_SIZE
 from deepinfer_core.errors import ConfigError
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from .config.sections import IndexerConfig, ScheduleConfig
@@ -112,8 +112,8 @@ def _trunk_ratios(num_layers: int, ratios: tuple[int, ...], drafter_stages: int)
             f"compress_ratios of the drafter's stages must be 0 (window only), got {list(ratios[num_layers:])}"
         )
     for index, ratio in enumerate(ratios):
-        if ratio < 0 or (ratio and PAGE_SIZE % ratio):
-            raise ConfigError(f"compress_ratios[{index}] must be 0 or divide {PAGE_SIZE} (a page), got {ratio}")
+        if ratio < 0 or (ratio and PAGE_TOKENS % ratio):
+            raise ConfigError(f"compress_ratios[{index}] must be 0 or divide {PAGE_TOKENS} (a page), got {ratio}")
     return ratios[:num_layers]
 
 
