@@ -35,11 +35,11 @@ class HookSpecs:
 
     @hookspec
     def init_pd_split(self, engine: Any) -> None:
-        """Prepare for prefill and decode in separate engines.
+        """The engine stands; keys and values can be moved from or to it.
 
-        When: once, after the caches are allocated and before the first step; only in an engine that does
-        one of the two. Arguments: ``engine``, the LLMEngine, may be kept.
-        For: registering KV memory with a transfer engine.
+        When: once, after the caches are allocated and before the first step. Arguments: ``engine``, the
+        LLMEngine, may be kept; its caches are ``engine.worker.runner.caches``.
+        For: registering KV memory with a transfer engine or a store.
         """
 
     @hookspec
@@ -62,36 +62,40 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def should_copy_state(self, request_id: str) -> bool | None:
-        """Whether this request's state slot is to be snapshot after the step.
+        """Whether to copy this request's state slot, as it is after the step, for ``save_kvcache``.
 
-        When: each decode step, per scheduled or finished request, only where snapshots are kept.
+        When: each step, per decoding request, after sampling and before the token is applied.
         Arguments: ``request_id``. Returns True or False, or None to leave it to the next plugin; the first
         answer counts. For: choosing what a KV store keeps.
         """
 
     @hookspec
-    def save_kvcache(self, scheduled: Sequence[str], finished: Sequence[str]) -> None:
+    def save_kvcache(
+        self, scheduled: Sequence[str], finished: Sequence[str], states: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Store KV of decoding requests.
 
-        When: each decode step, after sampling is launched and the snapshots of ``should_copy_state`` are
-        complete; only where a KV store is connected. Arguments: ids of the requests scheduled in this
-        step, and of those that finished in it. For: writing KV to a store behind the device's work.
+        When: each step with decode rows, after its tokens are applied and before what the finished requests
+        held can be used again. Arguments: ``scheduled``, ids of the requests that decoded in this step;
+        ``finished``, ids of all that ended in it; ``states``, by request id the slot copies that
+        ``should_copy_state`` asked for, tensors by buffer name, may be kept. For: writing KV to a store.
         """
 
     @hookspec
-    def pe_prepare_save_kvcache(self, scheduled: Sequence[str], finished: Sequence[str]) -> None:
+    def pe_prepare_save_kvcache(self, scheduled: Sequence[str]) -> None:
         """Stage the KV of prefilled requests for saving.
 
-        When: each prefill step, after sampling is launched, while the device still works; only in a
-        prefill engine. Arguments: as ``save_kvcache``. For: choosing pages and reserving buffers.
+        When: each step with prefill rows, after sampling and before its tokens are applied.
+        Arguments: ``scheduled``, ids of the requests whose prompt the step computed, in whole or in part.
+        For: choosing pages and reserving buffers.
         """
 
     @hookspec
     def pe_save_kvcache(self, scheduled: Sequence[str], finished: Sequence[str]) -> None:
         """Save the KV that ``pe_prepare_save_kvcache`` staged.
 
-        When: at the start of output processing of the same step, once the device is done; only in a prefill
-        engine. Arguments: as ``save_kvcache``. For: the copy itself.
+        When: in the same step, after its tokens are applied. Arguments: ``scheduled``, as there;
+        ``finished``, ids of all that ended in it. For: the copy itself.
         """
 
     @hookspec
@@ -120,10 +124,11 @@ class HookSpecs:
 
     @hookspec
     def send_processed_prompts(self, outputs: Sequence[Any]) -> None:
-        """Prefilled prompts are ready to be handed over.
+        """Prompts are computed and ready to be handed over.
 
-        When: at the end of output processing; only in a prefill engine.
-        Arguments: ``outputs``, RequestOutputs of the prompts. For: passing them to a decode engine.
+        When: each step that completed a prompt, after ``pe_save_kvcache``. Arguments: ``outputs``, the
+        RequestOutput of each such request so far, its first token included, may be kept.
+        For: passing them to a decode engine.
         """
 
     @hookspec

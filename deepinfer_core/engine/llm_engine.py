@@ -16,6 +16,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import output_processor
 from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
+from deepinfer_core.engine.kv_hooks import KvHooks
 from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
 from deepinfer_core.errors import GenerationError, RequestError
@@ -62,6 +63,9 @@ class LLMEngine:
         self._handles: dict[str, int] = {}
         self._deferred = DeferredRelease()
         self._rng = random.Random(config.model.seed)
+        self._kv_hooks = KvHooks(self.hooks, self.worker.runner.caches)
+        if self.hooks.init_pd_split is not None:
+            self.hooks.init_pd_split(self)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -170,6 +174,10 @@ class LLMEngine:
     def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
         """Apply a step's tokens to the scheduler and the requests; report what is new."""
         outputs: list[RequestOutput] = []
+        moves_kv = self._kv_hooks.is_active and bool(plan)
+        names = [self._requests[handle].request_id for handle in plan.handles.tolist()] if moves_kv else []
+        if moves_kv:
+            self._kv_hooks.executed(plan, names)
         with self.stats.phase("process"):
             if plan:
                 tokens = np.full(plan.num_samples, -1, np.int32) if sampled is None else sampled.token_ids
@@ -178,6 +186,8 @@ class LLMEngine:
                     self._append_tokens(plan, report, sampled)
                 outputs += self._streamed(report)
             finished = self._take_finished()
+        if moves_kv:
+            self._call_kv_hooks(plan, names, finished)
         outputs += [output for _, output in finished]
         if outputs and self.hooks.process_output is not None:
             self.hooks.process_output(outputs)
@@ -231,6 +241,18 @@ class LLMEngine:
             for request in live
             if not self._has_ended(request) and (output := output_processor.new_output(request, None)) is not None
         ]
+
+    def _call_kv_hooks(
+        self, plan: _C.StepPlan, names: list[str], finished: list[tuple[Request, RequestOutput]]
+    ) -> None:
+        reasons = {request.request_id: output.outputs[0].finish_reason for request, output in finished}
+        ended = {request.request_id: request for request, _ in finished}
+        done = [name for name, whole in zip(names, (plan.samples & ~plan.is_decode).tolist(), strict=True) if whole]
+        prompts = [
+            output_processor.full_output(ended.get(name) or self._requests[self._handles[name]], reasons.get(name))
+            for name in done
+        ]
+        self._kv_hooks.committed(plan, names, list(ended), prompts)
 
     def _has_ended(self, request: Request) -> bool:
         return self.scheduler.state(request.handle).startswith("finished")

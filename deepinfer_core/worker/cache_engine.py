@@ -30,6 +30,10 @@ class CacheEngine:
                 dtype = getattr(torch, buffer.dtype)
                 self.tensors[buffer.name] = torch.zeros((count, *buffer.shape), dtype=dtype, device=device)
 
+    def copy_slot(self, slot: int) -> dict[str, Tensor]:
+        """A copy of everything one slot holds, by buffer name."""
+        return {buffer.name: self.tensors[buffer.name][slot].clone() for buffer in self.layout.slots}
+
     @property
     def nbytes(self) -> int:
         """Bytes held."""

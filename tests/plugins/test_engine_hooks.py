@@ -113,3 +113,66 @@ def test_an_exception_in_a_hook_names_the_plugin() -> None:
 def test_a_wrong_plugin_stops_start_up() -> None:
     with pytest.raises(PluginError, match="unknown plugin 'deepsek'; did you mean 'deepseek'"):
         llm("deepsek")
+
+
+class KvStore:
+    """Uses every hook that moves keys, values and state."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.states: list[Any] = []
+
+    @hookimpl
+    def init_pd_split(self, engine: Any) -> None:
+        self.buffers = set(engine.worker.runner.caches.tensors)
+        self.calls.append(("init", None))
+
+    @hookimpl
+    def should_copy_state(self, request_id: str) -> bool:
+        return request_id == "0"
+
+    @hookimpl
+    def save_kvcache(self, scheduled: Any, finished: Any, states: Any) -> None:
+        self.calls.append(("save", (list(scheduled), list(finished), sorted(states))))
+        self.states += states.values()
+
+    @hookimpl
+    def pe_prepare_save_kvcache(self, scheduled: Any) -> None:
+        self.calls.append(("prepare", list(scheduled)))
+
+    @hookimpl
+    def pe_save_kvcache(self, scheduled: Any, finished: Any) -> None:
+        self.calls.append(("pe_save", (list(scheduled), list(finished))))
+
+    @hookimpl
+    def send_processed_prompts(self, outputs: Any) -> None:
+        self.calls.append(("prompts", [(o.request_id, len(o.outputs[0].token_ids)) for o in outputs]))
+
+
+def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
+    store = KvStore()
+    with llm(store) as engine:
+        long, short = [7] * 5, [9] * 3
+        outputs = engine.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
+        slots = {buffer.name: buffer.shape for buffer in engine.engine.worker.runner.caches.layout.slots}
+    with llm() as plain:
+        expected = plain.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    assert store.calls == [
+        ("init", None),
+        ("prepare", ["0", "1"]),
+        ("pe_save", (["0", "1"], ["1"])),
+        ("prompts", [("0", 1), ("1", 1)]),
+        ("save", (["0"], [], ["0"])),
+        ("save", (["0"], ["0"], ["0"])),
+    ]
+    assert set(slots) <= store.buffers
+    assert [{name: tuple(copy.shape) for name, copy in state.items()} for state in store.states] == [slots] * 2
+    windows = [state["layers.0.window"] for state in store.states]
+    assert not bool((windows[0] == windows[1]).all())
+
+
+def test_every_hook_is_called_by_an_engine() -> None:
+    """A hook without a caller would be a promise nobody keeps."""
+    implemented = {name for cls in (Observer, KvStore) for name in vars(cls) if name in HOOK_NAMES}
+    assert implemented | {"build_extra_metrics_log"} == set(HOOK_NAMES)
