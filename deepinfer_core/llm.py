@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tqdm import tqdm
 
@@ -33,6 +34,8 @@ class LLM:
     engine_args: any field of :class:`deepinfer_core.arg_utils.EngineArgs`; an unknown one is refused.
 
     Raises ConfigError, CheckpointError or PluginError when it cannot start.
+
+    Threads may share it: their requests run in the same steps, and whoever waits computes the next one.
     """
 
     def __init__(self, model: str | Path, *, plugins: Iterable[object] = (), **engine_args: Any) -> None:
@@ -40,6 +43,9 @@ class LLM:
 
         args = EngineArgs.from_dict({"model": model, "plugins": tuple(plugins), **engine_args})
         self.engine = LLMEngine(args.create_engine_config())
+        self._lock = threading.RLock()
+        """Held over a step and over what goes into or comes out of the engine. Re-entrant: an iterator that is
+        dropped during a step aborts its request on that thread."""
         self._ids = itertools.count()
         self._results: dict[str, list[RequestOutput]] = {}
         """What has arrived, by request id, for everyone who waits for it."""
@@ -73,12 +79,10 @@ class LLM:
                 if refusal is not None:
                     done[request_id] = refusal
                     bar.update()
-            while len(done) < len(order):
-                self._pump()
-                for request_id in order:
-                    for output in self._collect(request_id):
-                        done[request_id] = output
-                        bar.update()
+            while waiting := [request_id for request_id in order if request_id not in done]:
+                for output in self._next_outputs(waiting):
+                    done[output.request_id] = output
+                    bar.update()
         finally:
             self._drop(request_id for request_id in order if request_id not in done)
             bar.close()
@@ -91,16 +95,18 @@ class LLM:
         aborts the request. Raises RequestError, at once, for a prompt that cannot be served, and GenerationError
         for a request that fails while it runs.
         """
-        self._check_open()
         request_id = str(next(self._ids))
         refusal = self._submit(request_id, prompt, sampling_params, stream=True)
         if refusal is not None:
             raise RequestError(refusal.error or "the request was refused")
-        return self._pieces(request_id)
+        pieces = self._pieces(request_id)
+        next(pieces)  # begun: closing or dropping it now runs its clean-up, even if nobody ever asks for a piece
+        return cast("Iterator[CompletionOutput]", pieces)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; their outputs so far come with finish reason ``abort``."""
-        self.engine.abort_request(request_ids)
+        with self._lock:
+            self.engine.abort_request(request_ids)
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if it has none."""
@@ -119,9 +125,10 @@ class LLM:
 
     def close(self) -> None:
         """End everything under way and free what it holds. A second call does nothing."""
-        if self._is_open:
-            self._is_open = False
-            self.engine.close()
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -142,57 +149,73 @@ class LLM:
     ) -> RequestOutput | None:
         """Queue a request; its output if it is refused."""
         try:
-            self.engine.add_request(request_id, prompt, params, stream=stream)
+            with self._lock:
+                self._check_open()
+                self.engine.add_request(request_id, prompt, params, stream=stream)
+                self._results[request_id] = []
         except RequestError as error:
             text = prompt if isinstance(prompt, str) else None
             return RequestOutput.refused(request_id, str(error), prompt=text)
-        self._results[request_id] = []
         return None
 
-    def _pump(self) -> None:
-        """One engine step; hand its outputs to those who wait for them."""
-        for output in self.engine.step():
-            if output.request_id in self._results:
-                self._results[output.request_id].append(output)
+    def _next_outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
+        """What has arrived for these requests; if nothing has, what the next step brings, possibly nothing."""
+        with self._lock:
+            outputs = self._collect(request_ids)
+            if outputs:
+                return outputs
+            self._check_open()
+            if not self.engine.has_unfinished_requests():
+                raise RuntimeError(
+                    f"the engine no longer knows request {request_ids[0]}; let only this LLM step its engine"
+                )
+            for output in self.engine.step():
+                if output.request_id in self._results:
+                    self._results[output.request_id].append(output)
+            return self._collect(request_ids)
 
-    def _collect(self, request_id: str) -> list[RequestOutput]:
-        """What has arrived for a request since the last call; a finished one is forgotten."""
-        outputs = self._results.get(request_id, [])
-        if outputs and outputs[-1].finished:
-            del self._results[request_id]
-        elif outputs:
-            self._results[request_id] = []
-        return outputs
+    def _collect(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """What has arrived for these requests since the last call; a finished one is forgotten."""
+        collected: list[RequestOutput] = []
+        for request_id in request_ids:
+            if outputs := self._results.get(request_id):
+                collected += outputs
+                if outputs[-1].finished:
+                    del self._results[request_id]
+                else:
+                    self._results[request_id] = []
+        return collected
 
-    def _pieces(self, request_id: str) -> Iterator[CompletionOutput]:
+    def _pieces(self, request_id: str) -> Iterator[CompletionOutput | None]:
+        """None first, then the pieces."""
         finished = False
         try:
+            yield None
             while not finished:
-                self._check_open()
-                outputs = self._collect(request_id)
-                for output in outputs:
+                for output in self._next_outputs([request_id]):
                     finished = output.finished
                     yield output.outputs[0]
                     if output.error is not None:
                         raise GenerationError(f"the request failed: {output.error}")
-                if not outputs:
-                    self._pump()
         finally:
             if not finished:
                 self._drop([request_id])
 
     def _drop(self, request_ids: Iterable[str]) -> None:
         """Abort requests nobody waits for any more."""
-        ids = list(request_ids)
-        self.engine.abort_request(ids)
-        for request_id in ids:
-            self._results.pop(request_id, None)
+        with self._lock:
+            ids = list(request_ids)
+            self.engine.abort_request(ids)
+            for request_id in ids:
+                self._results.pop(request_id, None)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts; a single one, token ids included, becomes a list of one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be text, token ids, a dict, or a list of these, got {type(prompts).__name__}")
     items: list[Any] = list(prompts)
     if items and not any(isinstance(item, str | Mapping | Sequence) or hasattr(item, "__len__") for item in items):
         return [items]
@@ -204,6 +227,10 @@ def _params_per_prompt(
 ) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        raise RequestError(
+            f"sampling_params must be a SamplingParams, a list of them or None, got {type(params).__name__}"
+        )
     if len(params) != count:
         raise RequestError(
             f"sampling_params must be one object or one per prompt ({count}), got a list of {len(params)}"

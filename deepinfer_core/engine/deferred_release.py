@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 Release = Callable[[], object]
@@ -23,16 +24,22 @@ class DeferredRelease:
     def flush(self) -> None:
         """Run everything collected, in order, once each. What a release defers waits for the next flush.
 
-        All run even if some raise; then the first exception is raised, or an ExceptionGroup of several.
+        All run even if some raise; then the first exception is raised, or an ExceptionGroup of several. An
+        interrupt is raised at once and leaves those behind it for the next flush.
         """
-        pending, self._pending = self._pending, []
+        pending, self._pending = deque(self._pending), []
+        count = len(pending)
         failures: list[Exception] = []
-        for release in pending:
-            try:
-                release()
-            except Exception as failure:
-                failures.append(failure)
+        try:
+            while pending:
+                release = pending.popleft()
+                try:
+                    release()
+                except Exception as failure:
+                    failures.append(failure)
+        finally:
+            self._pending[:0] = pending
         if len(failures) == 1:
             raise failures[0]
         if failures:
-            raise ExceptionGroup(f"{len(failures)} of {len(pending)} deferred releases failed", failures)
+            raise ExceptionGroup(f"{len(failures)} of {count} deferred releases failed", failures)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,6 +63,13 @@ class LLMEngine:
         )
         self._requests: dict[int, Request] = {}
         self._handles: dict[str, int] = {}
+        self._ended: deque[tuple[Request, FinishReason]] = deque()
+        """Requests whose terminal output is still to be built."""
+        self._fresh: list[RequestOutput] = []
+        """Outputs that ``process_output`` has not seen."""
+        self._ready: list[RequestOutput] = []
+        """Outputs that :meth:`step` has not returned; more than a step's only after an exception."""
+        self._unannounced: deque[RequestOutput] = deque()
         self._deferred = DeferredRelease()
         self._rng = random.Random(config.model.seed)
         self._kv_hooks = KvHooks(self.hooks, self.worker.runner.caches)
@@ -78,7 +87,9 @@ class LLMEngine:
         """
         arrival = time.monotonic()
         params = SamplingParams(**self.hf_config.sampling_defaults) if params is None else params
-        vocab_size = self.worker.arch_config.vocab_size
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
+        vocab_size, longest = self.worker.arch_config.vocab_size, self.worker.max_model_len
         params.check_vocabulary(vocab_size)
         text, ids = prompt_parts(prompt)
         token_ids = tokenize_prompt(text, ids, self.tokenizer)
@@ -91,8 +102,8 @@ class LLMEngine:
             handle = self.scheduler.submit(
                 request_id,
                 tokens,
-                max_tokens=params.max_tokens or self.worker.max_model_len,
-                min_tokens=params.min_tokens,
+                max_tokens=min(params.max_tokens or longest, longest),
+                min_tokens=min(params.min_tokens, longest),
                 stop_token_ids=list(stop_ids),
             )
         except ValueError as error:
@@ -112,7 +123,11 @@ class LLMEngine:
         self._requests[handle] = request
         self._handles[request_id] = handle
         if self.hooks.on_request_added is not None:
-            self.hooks.on_request_added(request)
+            try:
+                self.hooks.on_request_added(request)
+            except BaseException:
+                self.abort_request(request_id)
+                raise
         return request
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -123,7 +138,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether :meth:`step` has anything left to do or to report."""
-        return bool(self._requests)
+        return bool(self._requests or self._ended or self._fresh or self._ready)
 
     def explain(self, request_id: str) -> str:
         """Why a request is not running, or how far it is."""
@@ -134,16 +149,20 @@ class LLMEngine:
     # -- the step ---------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step for everyone it has room for, and return what came of it."""
+        """Compute one step for everyone it has room for, and return what came of it.
+
+        What it raises comes from a hook or from outside (an interrupt). The requests of that step end with an
+        error, and the next call reports them: no output is lost, and none comes twice.
+        """
         self._deferred.flush()
         with self.stats.phase("schedule"):
             plan = self.scheduler.schedule()
-        self._note_schedule(plan)
-        sampled = None
-        if plan:
-            if self.hooks.post_schedule is not None:
+        with self._settling(plan):
+            self._note_schedule(plan)
+            if plan and self.hooks.post_schedule is not None:
                 self.hooks.post_schedule(plan)
-            sampled = self._execute_model(plan)
+            sampled = self._execute_model(plan) if plan else None
+            self._apply_tokens(plan, sampled)
         outputs = self._process_model_outputs(plan, sampled)
         self.stats.step(
             prefill_tokens=int(plan.num_tokens[~plan.is_decode].sum()) if plan else 0,
@@ -155,6 +174,18 @@ class LLMEngine:
         )
         return outputs
 
+    @contextmanager
+    def _settling(self, plan: _C.StepPlan) -> Iterator[None]:
+        """Whatever is raised inside, the plan does not stay outstanding, and requests that may lack a token end."""
+        try:
+            yield
+        except BaseException as failure:
+            self._end_with_error(plan, failure)
+            with suppress(RuntimeError):  # it is committed already
+                self.scheduler.commit(plan, np.full(plan.num_samples, -1, np.int32))
+            self._report_failure(failure)
+            raise
+
     def _execute_model(self, plan: _C.StepPlan) -> SamplerOutput | None:
         """Run the plan's forward and draw tokens. A failure ends the requests in it, and no others."""
         rows = self._sampling_rows(plan)
@@ -163,38 +194,40 @@ class LLMEngine:
                 return self.worker.execute(plan, rows)
         except Exception as error:
             logger.exception("a step failed; its %d requests end with an error", plan.num_seqs)
-            self._fail(plan, error)
+            self._end_with_error(plan, error)
+            self._report_failure(error)
             return None
-        except BaseException as interruption:
-            # Leave no plan outstanding: the engine goes on if the caller does.
-            self._fail(plan, interruption)
-            self.scheduler.commit(plan, np.full(plan.num_samples, -1, np.int32))
-            raise
+
+    def _apply_tokens(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> None:
+        """Give a step's tokens to the scheduler and the requests."""
+        if not plan:
+            return
+        if self._kv_hooks.is_active and sampled is not None:
+            self._kv_hooks.executed(plan, self._request_ids(plan))
+        with self.stats.phase("process"):
+            tokens = np.full(plan.num_samples, -1, np.int32) if sampled is None else sampled.token_ids
+            report = self.scheduler.commit(plan, tokens)
+            if sampled is not None:
+                self._append_tokens(plan, report, sampled)
+            self._collect_streamed(report)
 
     def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
-        """Apply a step's tokens to the scheduler and the requests; report what is new."""
-        outputs: list[RequestOutput] = []
-        moves_kv = self._kv_hooks.is_active and bool(plan)
-        names = [self._requests[handle].request_id for handle in plan.handles.tolist()] if moves_kv else []
-        if moves_kv:
-            self._kv_hooks.executed(plan, names)
+        """Report what is new."""
+        moves_kv = self._kv_hooks.is_active and sampled is not None
+        names = self._request_ids(plan) if moves_kv else []
         with self.stats.phase("process"):
-            if plan:
-                tokens = np.full(plan.num_samples, -1, np.int32) if sampled is None else sampled.token_ids
-                report = self.scheduler.commit(plan, tokens)
-                if sampled is not None:
-                    self._append_tokens(plan, report, sampled)
-                outputs += self._streamed(report)
             finished = self._take_finished()
         if moves_kv:
             self._call_kv_hooks(plan, names, finished)
-        outputs += [output for _, output in finished]
+        outputs, self._fresh = self._fresh, []
+        self._ready += outputs
         if outputs and self.hooks.process_output is not None:
             self.hooks.process_output(outputs)
-        self._announce(finished)
+        self._announce()
         if self.hooks.post_process_model_outputs is not None:
             self.hooks.post_process_model_outputs(outputs)
-        return outputs
+        ready, self._ready = self._ready, []
+        return ready
 
     # -- parts of the step ------------------------------------------------------------------------
 
@@ -233,14 +266,15 @@ class LLMEngine:
                     "no token could be drawn: every token is banned or has a logit of -inf, or a logit is NaN or +inf"
                 )
 
-    def _streamed(self, report: _C.CommitReport) -> list[RequestOutput]:
-        requests = (self._requests[handle] for handle in report.handles.tolist())
-        live = (request for request in requests if request.stream)
-        return [
-            output
-            for request in live
-            if not self._has_ended(request) and (output := output_processor.new_output(request, None)) is not None
-        ]
+    def _collect_streamed(self, report: _C.CommitReport) -> None:
+        for request in [self._requests[handle] for handle in report.handles.tolist()]:
+            if request.stream and not self._has_ended(request):
+                output = output_processor.new_output(request, None)
+                if output is not None:
+                    self._fresh.append(output)
+
+    def _request_ids(self, plan: _C.StepPlan) -> list[str]:
+        return [self._requests[handle].request_id for handle in plan.handles.tolist()]
 
     def _call_kv_hooks(
         self, plan: _C.StepPlan, names: list[str], finished: list[tuple[Request, RequestOutput]]
@@ -248,9 +282,11 @@ class LLMEngine:
         reasons = {request.request_id: output.outputs[0].finish_reason for request, output in finished}
         ended = {request.request_id: request for request, _ in finished}
         done = [name for name, whole in zip(names, (plan.samples & ~plan.is_decode).tolist(), strict=True) if whole]
+        requests = [ended.get(name) or self._requests[self._handles[name]] for name in done]
         prompts = [
-            output_processor.full_output(ended.get(name) or self._requests[self._handles[name]], reasons.get(name))
-            for name in done
+            output_processor.full_output(request, reasons.get(request.request_id))
+            for request in requests
+            if len(request.token_ids) == 1  # none: it failed; more: it was preempted and recomputed
         ]
         self._kv_hooks.committed(plan, names, list(ended), prompts)
 
@@ -259,39 +295,49 @@ class LLMEngine:
 
     def _take_finished(self) -> list[tuple[Request, RequestOutput]]:
         """Terminal outputs, each request's exactly once; what they held is released at the next step."""
-        ended = []
         for handle, reason in self.scheduler.take_finished():
             request = self._requests.pop(handle)
             del self._handles[request.request_id]
-            ended.append((request, self._final_output(request, cast("FinishReason", reason))))
+            self._ended.append((request, cast("FinishReason", reason)))
             if self.hooks.finalize_seq is not None:
                 self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
-        if ended:
+        if self._ended:
             self._deferred.defer(self.scheduler.release_deferred)
-        return ended
+        finished = []
+        while self._ended:
+            request, reason = self._ended.popleft()
+            output = self._final_output(request, reason)
+            finished.append((request, output))
+            self._fresh.append(output)
+            if self.hooks.on_request_finished is not None:
+                self._unannounced.append(output_processor.full_output(request, output.outputs[0].finish_reason))
+            if request.error is not None and self.hooks.on_error is not None:
+                self.hooks.on_error(request.request_id, GenerationError(request.error))
+        return finished
 
     def _final_output(self, request: Request, reason: FinishReason) -> RequestOutput:
         reason = output_processor.finish(request, reason)
         self.stats.finished(request.metrics, len(request.token_ids))
-        if request.error is not None and self.hooks.on_error is not None:
-            self.hooks.on_error(request.request_id, GenerationError(request.error))
         if not request.stream:
             return output_processor.full_output(request, reason)
         output = output_processor.new_output(request, reason)
         assert output is not None, "the last output of a stream is always reported"
         return output
 
-    def _announce(self, finished: list[tuple[Request, RequestOutput]]) -> None:
-        if self.hooks.on_request_finished is not None:
-            for request, output in finished:
-                self.hooks.on_request_finished(output_processor.full_output(request, output.outputs[0].finish_reason))
+    def _announce(self) -> None:
+        while self._unannounced:
+            output = self._unannounced.popleft()
+            if self.hooks.on_request_finished is not None:
+                self.hooks.on_request_finished(output)
 
-    def _fail(self, plan: _C.StepPlan, error: BaseException) -> None:
-        if self.hooks.on_error is not None:
-            self.hooks.on_error(None, error)
+    def _end_with_error(self, plan: _C.StepPlan, error: BaseException) -> None:
         for handle in plan.handles.tolist():
             self._requests[handle].error = f"the step it was in failed: {type(error).__name__}: {error}"
             self.scheduler.finish(handle, "error")
+
+    def _report_failure(self, error: BaseException) -> None:
+        if self.hooks.on_error is not None:
+            self.hooks.on_error(None, error)
 
     # -- start and end ----------------------------------------------------------------------------
 
@@ -301,10 +347,12 @@ class LLMEngine:
 
     def close(self) -> None:
         """End all requests and release everything they hold."""
-        self.abort_request(list(self._handles))
-        self._announce(self._take_finished())
-        self._deferred.flush()
-        self.stats.close()
+        with ExitStack() as last:
+            last.callback(self.stats.close)
+            last.callback(self._deferred.flush)
+            self.abort_request(list(self._handles))
+            self._take_finished()
+            self._announce()
 
     def _load_tokenizer(self) -> Tokenizer | None:
         folder = self.config.model.tokenizer

@@ -57,6 +57,10 @@ def finish(request: Request, reason: FinishReason) -> FinishReason:
         request.stop_reason = request.detokenizer.stop_reason
     if request.stop_reason is not None and reason == "length":
         reason = "stop"
+    if reason == "abort":
+        request.error = None
+    elif request.error is not None:
+        reason = "error"
     last = request.token_ids[-1] if request.token_ids else None
     if reason == "stop" and request.stop_reason is None and last in request.params.stop_token_ids:
         request.stop_reason = last
