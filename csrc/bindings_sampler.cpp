@@ -44,15 +44,62 @@ std::vector<std::span<const std::int32_t>> split_banned(const Array<std::int64_t
   return spans;
 }
 
-py::tuple sample(Sampler& sampler, const py::array_t<float, py::array::c_style>& logits,
-                 const Array<double>& temperature, const Array<std::int32_t>& top_k, const Array<double>& top_p,
-                 const Array<double>& min_p, const Array<std::uint64_t>& seed, const Array<std::int64_t>& position,
-                 const Array<std::int32_t>& num_logprobs, const Array<std::int64_t>& banned_offsets,
-                 const Array<std::int32_t>& banned_ids) {
+using Logits = py::array_t<float, py::array::c_style>;
+
+void check_matrix(const Logits& logits) {
   if (logits.ndim() != 2) {
     throw std::invalid_argument("logits must have shape [rows, vocab_size], got " + std::to_string(logits.ndim()) +
                                 " dimensions");
   }
+}
+
+// Where the results of some rows go, and what Python gets of them.
+class Results {
+ public:
+  Results(const std::int32_t* num_logprobs, py::ssize_t count) : rows(count), offsets_(count + 1) {
+    std::int64_t total = 0;
+    for (py::ssize_t i = 0; i < count; ++i) {
+      offsets_.mutable_at(i) = total;
+      total += std::max(num_logprobs[i], 0);
+    }
+    offsets_.mutable_at(count) = total;
+    ids_ = Array<std::int32_t>(total);
+    logprobs_ = Array<float>(total);
+    for (py::ssize_t i = 0; i < count; ++i) {
+      top_ids.push_back(ids_.mutable_data() + offsets_.at(i));
+      top_logprobs.push_back(logprobs_.mutable_data() + offsets_.at(i));
+    }
+  }
+
+  py::tuple to_python() const {
+    const auto count = static_cast<py::ssize_t>(rows.size());
+    Array<std::int32_t> tokens(count);
+    Array<float> logprobs(count);
+    Array<std::int32_t> ranks(count);
+    for (py::ssize_t i = 0; i < count; ++i) {
+      tokens.mutable_at(i) = rows[i].token;
+      logprobs.mutable_at(i) = rows[i].logprob;
+      ranks.mutable_at(i) = rows[i].rank;
+    }
+    return py::make_tuple(tokens, logprobs, ranks, offsets_, ids_, logprobs_);
+  }
+
+  std::vector<SampledRow> rows;
+  std::vector<std::int32_t*> top_ids;
+  std::vector<float*> top_logprobs;
+
+ private:
+  Array<std::int64_t> offsets_;
+  Array<std::int32_t> ids_;
+  Array<float> logprobs_;
+};
+
+py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& temperature,
+                 const Array<std::int32_t>& top_k, const Array<double>& top_p, const Array<double>& min_p,
+                 const Array<std::uint64_t>& seed, const Array<std::int64_t>& position,
+                 const Array<std::int32_t>& num_logprobs, const Array<std::int64_t>& banned_offsets,
+                 const Array<std::int32_t>& banned_ids) {
+  check_matrix(logits);
   const py::ssize_t count = logits.shape(0);
   const auto banned = split_banned(banned_offsets, banned_ids, count);
   const double* temperatures = column(temperature, "temperature", count);
@@ -63,38 +110,33 @@ py::tuple sample(Sampler& sampler, const py::array_t<float, py::array::c_style>&
   const std::int64_t* positions = column(position, "position", count);
   const std::int32_t* wanted = column(num_logprobs, "num_logprobs", count);
   std::vector<SamplingRow> rows;
-  Array<std::int64_t> top_offsets(count + 1);
-  std::int64_t total = 0;
   for (py::ssize_t i = 0; i < count; ++i) {
     rows.push_back({temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i], positions[i], banned[i], wanted[i]});
-    top_offsets.mutable_at(i) = total;
-    total += std::max(wanted[i], 0);
   }
-  top_offsets.mutable_at(count) = total;
-  Array<std::int32_t> top_ids(total);
-  Array<float> top_logprobs(total);
-  std::vector<std::int32_t*> id_places;
-  std::vector<float*> logprob_places;
-  for (py::ssize_t i = 0; i < count; ++i) {
-    id_places.push_back(top_ids.mutable_data() + top_offsets.at(i));
-    logprob_places.push_back(top_logprobs.mutable_data() + top_offsets.at(i));
-  }
-  std::vector<SampledRow> results(count);
+  Results results(wanted, count);
   {
     const float* data = logits.data();
     const std::size_t vocab_size = static_cast<std::size_t>(logits.shape(1));
     py::gil_scoped_release release;
-    sampler.sample(data, vocab_size, rows, results, id_places, logprob_places);
+    sampler.sample(data, vocab_size, rows, results.rows, results.top_ids, results.top_logprobs);
   }
-  Array<std::int32_t> tokens(count);
-  Array<float> logprobs(count);
-  Array<std::int32_t> ranks(count);
-  for (py::ssize_t i = 0; i < count; ++i) {
-    tokens.mutable_at(i) = results[i].token;
-    logprobs.mutable_at(i) = results[i].logprob;
-    ranks.mutable_at(i) = results[i].rank;
+  return results.to_python();
+}
+
+py::tuple score(Sampler& sampler, const Logits& logits, const Array<std::int32_t>& token_ids,
+                const Array<std::int32_t>& num_logprobs) {
+  check_matrix(logits);
+  const auto count = static_cast<std::size_t>(logits.shape(0));
+  const std::span tokens{column(token_ids, "token_ids", logits.shape(0)), count};
+  const std::span wanted{column(num_logprobs, "num_logprobs", logits.shape(0)), count};
+  Results results(wanted.data(), logits.shape(0));
+  {
+    const float* data = logits.data();
+    const std::size_t vocab_size = static_cast<std::size_t>(logits.shape(1));
+    py::gil_scoped_release release;
+    sampler.score(data, vocab_size, tokens, wanted, results.rows, results.top_ids, results.top_logprobs);
   }
-  return py::make_tuple(tokens, logprobs, ranks, top_offsets, top_ids, top_logprobs);
+  return results.to_python();
 }
 
 Isa isa_named(const std::string& name) {
@@ -137,7 +179,13 @@ seed uint64, position int64. Row i must not draw banned_ids[banned_offsets[i]:ba
 
 Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
 top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or all banned or -inf.
-Raises ValueError for an argument out of range.)");
+Raises ValueError for an argument out of range.)")
+      .def("score", &score, py::arg("logits").noconvert(), py::kw_only(), py::arg("token_ids"),
+           py::arg("num_logprobs"),
+           R"(How likely given tokens are, without the GIL: what sample() would return had it drawn them.
+
+logits: float32 [R, V], C-contiguous. token_ids: int32 [R]. num_logprobs: int32 [R], each at least 0.
+Returns and raises as sample(); a token is -1 for a row with a NaN or +inf logit, or nothing but -inf.)");
 }
 
 }  // namespace deepinfer

@@ -38,8 +38,14 @@ void check(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+std::string text(auto value) { return std::to_string(value); }
+
+void check_vocab_size(std::size_t vocab_size) {
+  check(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(),
+        "vocab_size must be in [1, 2^31), got " + text(vocab_size));
+}
+
 void check_row(const SamplingRow& row, std::size_t vocab_size) {
-  const auto text = [](auto value) { return std::to_string(value); };
   check(std::isfinite(row.temperature) && row.temperature >= 0.0,
         "temperature must be finite and >= 0, got " + text(row.temperature));
   check(row.top_p > 0.0 && row.top_p <= 1.0, "top_p must be in (0, 1], got " + text(row.top_p));
@@ -140,13 +146,23 @@ class Sampler::Row {
     if (valid && row.num_logprobs > 0) most_likely(row.num_logprobs, top_ids, top_logprobs);
     if (valid) result.token = choose(row);
     if (result.token < 0) {
-      std::fill_n(top_ids, std::max(row.num_logprobs, 0), -1);
-      std::fill_n(top_logprobs, std::max(row.num_logprobs, 0), kNaN);
+      no_likely(row.num_logprobs, top_ids, top_logprobs);
     } else if (wants_logprobs) {
       result.logprob = logprob(logits[result.token]);
       result.rank = rank(logits, result.token);
     }
     return result;
+  }
+
+  SampledRow score(const float* logits, std::size_t vocab_size, std::int32_t token, std::int32_t num_logprobs,
+                   std::int32_t* top_ids, float* top_logprobs) {
+    if (!scan(logits, vocab_size)) {
+      no_likely(num_logprobs, top_ids, top_logprobs);
+      return {-1, kNaN, 0};
+    }
+    log_sum_ = log_sum();
+    if (num_logprobs > 0) most_likely(num_logprobs, top_ids, top_logprobs);
+    return {token, logprob(logits[token]), rank(logits, token)};
   }
 
  private:
@@ -349,6 +365,11 @@ class Sampler::Row {
     return before + 1;
   }
 
+  static void no_likely(std::int32_t count, std::int32_t* top_ids, float* top_logprobs) {
+    std::fill_n(top_ids, std::max(count, 0), -1);
+    std::fill_n(top_logprobs, std::max(count, 0), kNaN);
+  }
+
   void most_likely(std::size_t count, std::int32_t* top_ids, float* top_logprobs) {
     keep_top_k(count);
     order_.resize(count_);
@@ -387,34 +408,55 @@ Sampler::Sampler(int num_threads, Isa isa) {
 
 Sampler::~Sampler() = default;
 
-void Sampler::sample(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
-                     std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
-                     std::span<float* const> top_logprobs) {
-  check(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(),
-        "vocab_size must be in [1, 2^31), got " + std::to_string(vocab_size));
-  for (const SamplingRow& row : rows) check_row(row, vocab_size);
+// Calls work(a worker's Row, row number) once per row, on as many threads as that many rows are worth.
+template <typename Work>
+void Sampler::for_each_row(std::size_t num_rows, std::size_t vocab_size, Work work) {
   const std::lock_guard lock(mutex_);
   std::atomic<std::size_t> next{0};
   std::vector<std::exception_ptr> failures(workers_.size());
-  const auto work = [&](std::size_t worker) {
+  const auto run = [&](std::size_t worker) {
     try {
-      for (std::size_t i = next++; i < rows.size(); i = next++) {
-        results[i] = workers_[worker]->sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
-      }
+      for (std::size_t i = next++; i < num_rows; i = next++) work(*workers_[worker], i);
     } catch (...) {
       failures[worker] = std::current_exception();
     }
   };
-  const std::size_t useful = std::min(rows.size(), rows.size() * vocab_size / kParallelElements);
+  const std::size_t useful = std::min(num_rows, num_rows * vocab_size / kParallelElements);
   const std::size_t threads = std::clamp<std::size_t>(useful, 1, workers_.size());
   {
     std::vector<std::jthread> helpers;
-    for (std::size_t worker = 1; worker < threads; ++worker) helpers.emplace_back(work, worker);
-    work(0);
+    for (std::size_t worker = 1; worker < threads; ++worker) helpers.emplace_back(run, worker);
+    run(0);
   }
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }
+}
+
+void Sampler::sample(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
+                     std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
+                     std::span<float* const> top_logprobs) {
+  check_vocab_size(vocab_size);
+  for (const SamplingRow& row : rows) check_row(row, vocab_size);
+  for_each_row(rows.size(), vocab_size, [&](Row& worker, std::size_t i) {
+    results[i] = worker.sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
+  });
+}
+
+void Sampler::score(const float* logits, std::size_t vocab_size, std::span<const std::int32_t> tokens,
+                    std::span<const std::int32_t> num_logprobs, std::span<SampledRow> results,
+                    std::span<std::int32_t* const> top_ids, std::span<float* const> top_logprobs) {
+  check_vocab_size(vocab_size);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    check(tokens[i] >= 0 && static_cast<std::size_t>(tokens[i]) < vocab_size,
+          "token ids must be in [0, " + text(vocab_size) + "), got " + text(tokens[i]));
+    check(num_logprobs[i] >= 0 && static_cast<std::size_t>(num_logprobs[i]) <= vocab_size,
+          "num_logprobs must be in [0, " + text(vocab_size) + "], got " + text(num_logprobs[i]));
+  }
+  for_each_row(tokens.size(), vocab_size, [&](Row& worker, std::size_t i) {
+    results[i] = worker.score(logits + i * vocab_size, vocab_size, tokens[i], num_logprobs[i], top_ids[i],
+                              top_logprobs[i]);
+  });
 }
 
 }  // namespace deepinfer

@@ -57,8 +57,17 @@ class Sampler {
               std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
               std::span<float* const> top_logprobs);
 
+  // How likely given tokens are, instead of drawing them: as sample() would report them had it drawn tokens[i].
+  // num_logprobs: [tokens.size()], each at least 0. Results and failed rows as for sample().
+  void score(const float* logits, std::size_t vocab_size, std::span<const std::int32_t> tokens,
+             std::span<const std::int32_t> num_logprobs, std::span<SampledRow> results,
+             std::span<std::int32_t* const> top_ids, std::span<float* const> top_logprobs);
+
  private:
   class Row;
+  template <typename Work>
+  void for_each_row(std::size_t num_rows, std::size_t vocab_size, Work work);
+
   std::mutex mutex_;
   std::vector<std::unique_ptr<Row>> workers_;
 };

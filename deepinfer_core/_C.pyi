@@ -319,6 +319,13 @@ class Sampler:
         top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or all banned or -inf.
         Raises ValueError for an argument out of range.
         """
+    def score(self, logits: numpy.typing.NDArray[numpy.float32], *, token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> tuple:
+        """
+        How likely given tokens are, without the GIL: what sample() would return had it drawn them.
+        
+        logits: float32 [R, V], C-contiguous. token_ids: int32 [R]. num_logprobs: int32 [R], each at least 0.
+        Returns and raises as sample(); a token is -1 for a row with a NaN or +inf logit, or nothing but -inf.
+        """
 def philox4x32(counter: typing.Annotated[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(4)"], key: typing.Annotated[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(2)"]) -> typing.Annotated[list[int], "FixedSize(4)"]:
     """
     Philox4x32-10: four uint32 from a counter of four and a key of two.

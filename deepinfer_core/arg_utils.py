@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from deepinfer_core.config import (
+    DEFAULT_MODEL,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -41,7 +42,12 @@ class EngineArgs:
     """What a user may set about an engine; the same names in Python and, with dashes, on the command line."""
 
     model: str | Path = attrs.field(
-        metadata=_flag("folder of the checkpoint (config.json, *.safetensors, tokenizer)", "PATH")
+        default=DEFAULT_MODEL,
+        metadata=_flag(
+            "folder of a checkpoint (config.json, *.safetensors, tokenizer), name of an installed one (see deepinfer "
+            "models list), or org/name on the Hugging Face hub",
+            "MODEL",
+        ),
     )
     tokenizer: str | Path | None = attrs.field(
         default=None, metadata=_flag("folder of the tokenizer", "PATH", none="the model's folder")
@@ -97,17 +103,14 @@ class EngineArgs:
         for name in values:
             if name not in known:
                 raise ConfigError(f"unknown engine argument {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-        if "model" not in values:
-            raise ConfigError("an engine needs model, the folder of a checkpoint")
         return cls(**values)
 
     @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser, *, model_flag: bool = True) -> None:
-        """Add one option per field to ``parser``; ``model_flag=False`` leaves ``--model`` to the caller."""
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add one option per field to ``parser``."""
         group = parser.add_argument_group("engine")
         for field in attrs.fields(cls):
-            if field.name != "model" or model_flag:
-                group.add_argument(f"--{field.name.replace('_', '-')}", **_option(field))
+            group.add_argument(f"--{field.name.replace('_', '-')}", **_option(field))
 
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> EngineArgs:
@@ -121,7 +124,7 @@ class EngineArgs:
         return EngineConfig(
             model=ModelConfig(
                 model=self.model,
-                tokenizer=self.model if self.tokenizer is None else self.tokenizer,
+                tokenizer=self.tokenizer,
                 max_model_len=self.max_model_len,
                 seed=self.seed,
                 load_watchdog_seconds=self.load_watchdog_seconds,
@@ -142,8 +145,6 @@ class EngineArgs:
 def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
     """Keyword arguments of ``add_argument`` for one field."""
     text = field.metadata["help"]
-    if field.default is attrs.NOTHING:
-        return {"required": True, "help": text, "metavar": field.metadata["metavar"]}
     if isinstance(field.default, bool):
         action = argparse.BooleanOptionalAction if field.default else "store_true"
         return {"action": action, "default": field.default, "help": f"{text} (default: {field.default})"}

@@ -16,8 +16,14 @@ import attrs
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 
+#: The model where none is named; a package of its own, ``deepinfer-model-tiny``.
+DEFAULT_MODEL = "tiny"
+
 #: Share of the free memory that caches may take when neither pages nor bytes were asked for.
 DEFAULT_MEMORY_SHARE = 0.5
+
+#: Largest count that the native scheduler holds.
+_MAX_COUNT = 2**31 - 1
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
@@ -68,9 +74,15 @@ def _a_bool(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         raise ConfigError(f"{attribute.name} must be True or False, got {value!r}")
 
 
+def _a_path_or_name(value: object) -> str | Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ConfigError(f"a model must be the path of a folder or a name, got {value!r}")
+    return value
+
+
 def _a_path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise ConfigError(f"a model or tokenizer must be the path of a folder, got {value!r}")
+        raise ConfigError(f"a tokenizer must be the path of a folder, got {value!r}")
     return Path(value)
 
 
@@ -78,9 +90,10 @@ def _a_path(value: object) -> Path:
 class ModelConfig:
     """What to load and how long its sequences may get."""
 
-    model: Path = attrs.field(converter=_a_path)
-    """Folder with ``config.json``, safetensors and, usually, the tokenizer."""
-    tokenizer: Path = attrs.field(converter=_a_path, default=attrs.Factory(lambda self: self.model, takes_self=True))
+    model: str | Path = attrs.field(default=DEFAULT_MODEL, converter=_a_path_or_name)
+    """A folder with ``config.json``, safetensors and, usually, the tokenizer; or a name for one."""
+    tokenizer: Path | None = attrs.field(default=None, converter=attrs.converters.optional(_a_path))
+    """Folder of the tokenizer; None: the model's."""
     max_model_len: int | None = attrs.field(
         default=None, validator=_integer(1, none_means="the model's maximum, or what fits the cache")
     )
@@ -111,7 +124,7 @@ class ModelConfig:
 class CacheConfig:
     """Memory for keys and values, in pages of :data:`~deepinfer_core.interfaces.cache.PAGE_TOKENS` tokens."""
 
-    num_pages: int | None = attrs.field(default=None, validator=_integer(1, none_means="from the memory"))
+    num_pages: int | None = attrs.field(default=None, validator=_integer(1, _MAX_COUNT - 1, none_means="from the memory"))
     """Pages that sequences can use (the null page is not one of them)."""
     kv_cache_memory: int | None = attrs.field(
         default=None,
@@ -132,9 +145,14 @@ class CacheConfig:
 
         ``page_bytes`` may be 0 (no layer keeps pages). ``useful_pages`` is what all sequences at their longest
         could fill; ``free_bytes`` is memory left after weights and slots. Raises ConfigError when not even one
-        page fits.
+        page fits, or not what was asked for.
         """
         if self.num_pages is not None:
+            if self.num_pages * page_bytes > free_bytes:
+                raise ConfigError(
+                    f"num_pages {self.num_pages} takes {self.num_pages * page_bytes} bytes but only {free_bytes} are "
+                    f"free; num_pages must be at most {max(free_bytes, 0) // page_bytes} here"
+                )
             return self.num_pages
         budget = self.kv_cache_memory
         if budget is None:
@@ -145,6 +163,11 @@ class CacheConfig:
                 f"one cache page of {PAGE_TOKENS} tokens takes {page_bytes} bytes but only {budget} are available for "
                 "the cache; raise kv_cache_memory or free memory"
             )
+        if pages * page_bytes > free_bytes:
+            raise ConfigError(
+                f"kv_cache_memory {budget} gives {pages} useful pages of {page_bytes} bytes but only {free_bytes} bytes "
+                "are free; lower kv_cache_memory"
+            )
         return pages
 
 
@@ -154,7 +177,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = attrs.field(default=256, validator=_integer(1, 65536))
     """Sequences that run at once; each holds a state slot."""
-    max_num_batched_tokens: int = attrs.field(default=2048, validator=_integer(1))
+    max_num_batched_tokens: int = attrs.field(default=2048, validator=_integer(1, _MAX_COUNT))
     """Rows of one step, decode and prefill together."""
     max_chunk_tokens: int = attrs.field(
         default=attrs.Factory(lambda self: self.max_num_batched_tokens, takes_self=True), validator=_integer(1)

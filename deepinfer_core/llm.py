@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from tqdm import tqdm
 
 from deepinfer_core.arg_utils import EngineArgs
+from deepinfer_core.config import DEFAULT_MODEL
 from deepinfer_core.engine.request import Prompt
 from deepinfer_core.errors import GenerationError, RequestError
 from deepinfer_core.outputs import CompletionOutput, RequestOutput
@@ -29,7 +30,8 @@ _BAR_DELAY = 1.0
 class LLM:
     """A model ready to generate. Use it as a context manager, or call :meth:`close`.
 
-    model: folder of a checkpoint in the published format.
+    model: folder of a checkpoint in the published format, name of an installed one, or ``org/name`` on the
+        Hugging Face hub.
     plugins: names of installed plugins, objects or classes.
     engine_args: any field of :class:`deepinfer_core.arg_utils.EngineArgs`; an unknown one is refused.
 
@@ -38,7 +40,9 @@ class LLM:
     Threads may share it: their requests run in the same steps, and whoever waits computes the next one.
     """
 
-    def __init__(self, model: str | Path, *, plugins: Iterable[object] = (), **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | Path = DEFAULT_MODEL, *, plugins: Iterable[object] = (), **engine_args: Any
+    ) -> None:
         from deepinfer_core.engine.llm_engine import LLMEngine
 
         args = EngineArgs.from_dict({"model": model, "plugins": tuple(plugins), **engine_args})

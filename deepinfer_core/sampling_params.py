@@ -114,6 +114,7 @@ class SamplingParams:
     max_tokens: longest output; None: as long as the model or the cache allows.
     min_tokens: neither stop ids nor stop strings end the output before it is this long.
     logprobs: None for none; N for the chosen token's and those of the N most likely tokens, of the raw logits.
+    prompt_logprobs: the same for each token of the prompt but the first, which nothing comes before.
     skip_special_tokens: special tokens leave no trace in the text.
     """
 
@@ -133,6 +134,9 @@ class SamplingParams:
     )
     min_tokens: int = _integer_field("min_tokens", 0, "an integer >= 0", lambda v: v >= 0)
     logprobs: int | None = _integer_field("logprobs", None, "None or an integer >= 0", lambda v: v >= 0, optional=True)
+    prompt_logprobs: int | None = _integer_field(
+        "prompt_logprobs", None, "None or an integer >= 0", lambda v: v >= 0, optional=True
+    )
     skip_special_tokens: bool = _flag_field("skip_special_tokens", True)
     include_stop_str_in_output: bool = _flag_field("include_stop_str_in_output", False)
 
@@ -167,5 +171,6 @@ class SamplingParams:
         outside = [token for token in self.stop_token_ids if token >= vocab_size]
         if outside:
             raise RequestError(f"stop_token_ids must be below the vocabulary's size {vocab_size}, got {outside}")
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise RequestError(f"logprobs must be at most the vocabulary's size {vocab_size}, got {self.logprobs}")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and count > vocab_size:
+                raise RequestError(f"{name} must be at most the vocabulary's size {vocab_size}, got {count}")

@@ -9,22 +9,26 @@ from typing import Any
 import attrs
 
 from deepinfer_core.cli.tables import print_table
+from deepinfer_core.config import DEFAULT_MODEL
 from deepinfer_core.envs import parse_names
-from deepinfer_core.model_loader.hf_config import load_hf_config
+from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.plugins import PluginManager
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``deepinfer inspect``."""
-    parser.add_argument("model", metavar="MODEL", help="folder of the checkpoint; its weights are not read")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default=DEFAULT_MODEL,
+        help=f"folder or name, as for generate --model; its weights are not read (default: {DEFAULT_MODEL})",
+    )  # fmt: skip
     parser.add_argument("--plugins", metavar="NAMES", default="", help="plugins to activate, separated by commas")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary and the plan."""
-    checkpoint = load_hf_config(args.model)
     manager = PluginManager(parse_names(args.plugins))
+    checkpoint = open_model(args.model, manager)
     config = manager.model_for(checkpoint.architecture).translate_config(checkpoint.config)
     plugin = next(row for row in manager.table() if row.seam == "model" and row.state == "active")
     headers, rows = config.plan_table()

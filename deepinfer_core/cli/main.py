@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "generate": "complete prompts",
     "inspect": "show a checkpoint's config and layer plan",
+    "models": "list the checkpoints that installed packages ship",
     "plugins": "list plugins, their state and the reason",
     "env": "show versions, hardware, environment variables and plugins",
 }
 #: They must work whatever state the environment is in: they are how one finds out.
-_DIAGNOSTIC: Final = frozenset({"plugins", "env"})
+_DIAGNOSTIC: Final = frozenset({"models", "plugins", "env"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

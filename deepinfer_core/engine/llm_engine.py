@@ -24,7 +24,7 @@ from deepinfer_core.engine.stats_logger import StatsLogger
 from deepinfer_core.errors import GenerationError, RequestError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.sampler import SamplingRow
-from deepinfer_core.model_loader import load_hf_config
+from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.outputs import RequestMetrics, RequestOutput
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling_params import SamplingParams
@@ -47,10 +47,9 @@ class LLMEngine:
         from deepinfer_core.worker.worker import Worker
 
         self.config = config
-        self.hf_config = load_hf_config(config.model.model)
-        self.manager = PluginManager(
-            config.plugins, backend=config.backend, architecture=self.hf_config.architecture
-        ).resolve()
+        self.manager = PluginManager(config.plugins, backend=config.backend)
+        self.hf_config = open_model(config.model.model, self.manager)
+        self.manager.resolve(self.hf_config.architecture)
         self.hooks = self.manager.hooks
         self.tokenizer = self._load_tokenizer()
         self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
@@ -355,8 +354,10 @@ class LLMEngine:
             self._announce()
 
     def _load_tokenizer(self) -> Tokenizer | None:
-        folder = self.config.model.tokenizer
-        if folder == self.config.model.model and not (folder / "tokenizer.json").is_file():
+        given, folder = self.config.model.tokenizer, self.hf_config.path
+        if given is not None:
+            return load_tokenizer(given)
+        if not (folder / "tokenizer.json").is_file():
             logger.warning("%s has no tokenizer.json: prompts must be token ids and outputs have no text", folder)
             return None
         return load_tokenizer(folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from deepinfer_core import envs
 from deepinfer_core.errors import PluginError, nearest
+from deepinfer_core.interfaces.checkpoint import CheckpointFiles
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.backends import autodetect, require_probe
 from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
@@ -17,7 +18,7 @@ from deepinfer_core.plugins.loading import check_protocol, load
 from deepinfer_core.plugins.manifest import Component
 from deepinfer_core.plugins.ordering import order
 from deepinfer_core.plugins.selection import RANK, Key, Selected, by_name, components_for, from_object, from_record
-from deepinfer_core.plugins.table import PluginRow, build_table
+from deepinfer_core.plugins.table import CheckpointRow, PluginRow, build_table, checkpoint_row
 
 
 class PluginManager:
@@ -27,7 +28,6 @@ class PluginManager:
     plugins: names of installed plugins, objects, or classes (called without arguments).
     backend: name of a backend component, or ``"auto"``: one named by ``plugins``, else the only one
     besides the CPU's whose probe succeeds, else the CPU's.
-    architecture: the checkpoint's, whose model component :meth:`resolve` loads.
     """
 
     def __init__(
@@ -35,12 +35,10 @@ class PluginManager:
         plugins: Sequence[object] = (),
         *,
         backend: str = "auto",
-        architecture: str | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(plugins, str):
             raise PluginError(f"plugins must be a list, got {plugins!r}; write [{plugins!r}]")
-        self._architecture = architecture
         self._backend = backend
         self._environ = environ
         self._loaded: dict[tuple[str, str], Any] = {}
@@ -53,14 +51,17 @@ class PluginManager:
 
     # -- what is active ---------------------------------------------------------------------------
 
-    def resolve(self) -> PluginManager:
-        """Load what is selected and bind the hooks; any failure raises PluginError. Returns the manager."""
+    def resolve(self, architecture: str | None = None) -> PluginManager:
+        """Load what is selected and bind the hooks; any failure raises PluginError. Returns the manager.
+
+        architecture: the checkpoint's, whose model component is loaded too.
+        """
         if self._is_resolved:
             return self
         envs.check(self._environ)
         self._select_backend()
-        if self._architecture is not None:
-            self.model_for(self._architecture)
+        if architecture is not None:
+            self.model_for(architecture)
         self._settle()
         for selected in self._selected:
             if SEAMS[selected.seam].is_eager:
@@ -110,7 +111,7 @@ class PluginManager:
             settled += order(group)
         self._selected = settled
 
-    # -- the two seams that choose for themselves -----------------------------------------------------
+    # -- the seams that choose for themselves -----------------------------------------------------
 
     def _select_backend(self) -> None:
         if self._backend != "auto":
@@ -132,23 +133,50 @@ class PluginManager:
         A selected plugin comes before one that is only installed; the latter becomes active as a whole.
         Raises PluginError when no plugin serves it, or several do, or loading fails.
         """
-        chosen = self._serving(architecture)
-        if not chosen:
-            offers = [r for r, c in self._offers("model") if architecture in c.keys]
+        chosen = self._serving("model", architecture, "architecture")
+        if chosen is None:
+            raise PluginError(self._unknown_architecture(architecture))
+        return self._load(chosen)
+
+    def checkpoint_for(self, model: str) -> CheckpointFiles | None:
+        """The files of the checkpoint called ``model``, or None when no plugin ships it; otherwise as
+        :meth:`model_for`. What the plugin answers is checked.
+        """
+        chosen = self._serving("checkpoint", model, "model")
+        if chosen is None:
+            return None
+        try:
+            files = self._load(chosen).locate(model)
+        except PluginError:
+            raise
+        except Exception as error:
+            raise failure("run", error, chosen.record, chosen.source) from error
+        if not isinstance(files, CheckpointFiles):
+            cause = f"locate({model!r}) must return CheckpointFiles, got {type(files).__name__}"
+            raise failure("run", cause, chosen.record, chosen.source)
+        if not (files.path / "config.json").is_file():
+            cause = f"the files of {model!r} must be in {files.path}, which has no config.json; reinstall it"
+            raise failure("run", cause, chosen.record, chosen.source)
+        return files
+
+    def _serving(self, seam: str, key: str, what: str) -> Selected | None:
+        """The one component of a registry seam that serves ``key``, which becomes active; None without any."""
+        if not self._selected_for(seam, key):
+            offers = [r for r, c in self._offers(seam) if key in c.keys]
             if not offers:
-                raise PluginError(self._unknown_architecture(architecture))
+                return None
             if len(offers) > 1:
                 owners = " and ".join(r.owner for r in offers)
-                raise PluginError(f"architecture {architecture!r} is served by {owners}; name one in plugins=[...]")
-            self._add(offers[0], "default", f"serves {architecture}")
+                raise PluginError(f"{what} {key!r} is served by {owners}; name one in plugins=[...]")
+            self._add(offers[0], "default", f"serves {key}")
             self._settle()
-            chosen = self._serving(architecture)
+        chosen = self._selected_for(seam, key)
         if len(chosen) > 1:
-            raise PluginError(f"architecture {architecture!r} is served by {_owners(chosen)}; leave out all but one")
-        return self._load(chosen[0])
+            raise PluginError(f"{what} {key!r} is served by {_owners(chosen)}; leave out all but one")
+        return chosen[0]
 
-    def _serving(self, architecture: str) -> list[Selected]:
-        return [s for s in self._selected if s.seam == "model" and architecture in s.keys]
+    def _selected_for(self, seam: str, key: str) -> list[Selected]:
+        return [s for s in self._selected if s.seam == seam and key in s.keys]
 
     def _unknown_architecture(self, architecture: str) -> str:
         known = sorted({key for _, c in self._offers("model") for key in c.keys})
@@ -193,6 +221,13 @@ class PluginManager:
     def commands(self) -> Mapping[str, str]:
         """Names of all subcommands that plugins provide, each with its one-line help. Imports nothing."""
         return {c.name: str(c.capabilities.get("help", "")) for _, c in self._offers("command")}
+
+    def checkpoints(self) -> tuple[CheckpointRow, ...]:
+        """Every model that a plugin ships, by name. Imports nothing."""
+        offered = [checkpoint_row(name, r, c) for r, c in self._offers("checkpoint") for name in c.keys]
+        given = [s for s in self._selected if s.is_object and s.seam == "checkpoint"]
+        offered += [checkpoint_row(name, s.record) for s in given for name in s.keys]
+        return tuple(sorted(offered, key=lambda row: (row.name, row.distribution)))
 
     def table(self) -> tuple[PluginRow, ...]:
         """Every installed and every given plugin, one row per component, with its state and the reason."""

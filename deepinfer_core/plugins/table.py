@@ -8,6 +8,7 @@ from attrs import frozen
 
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
+from deepinfer_core.plugins.manifest import Component
 from deepinfer_core.plugins.selection import Key, Selected
 
 
@@ -26,6 +27,25 @@ class PluginRow:
     version: str
     state: str
     reason: str
+
+
+@frozen
+class CheckpointRow:
+    """One line of ``deepinfer models list``: a model that a plugin ships."""
+
+    name: str
+    plugin: str
+    distribution: str
+    version: str
+    license: str
+    summary: str
+
+
+def checkpoint_row(name: str, record: PluginRecord, component: Component | None = None) -> CheckpointRow:
+    """What the manifest says of one model; a Python object says nothing but its name."""
+    license = str(component.capabilities.get("license", "")) if component else ""
+    summary = record.manifest.summary if record.manifest else ""
+    return CheckpointRow(name, record.name, record.distribution, record.version, license, summary)
 
 
 def build_table(

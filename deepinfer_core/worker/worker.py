@@ -38,7 +38,7 @@ class Worker:
         self.backend = manager.component("backend")
         self.backend.configure(config.parallel.num_threads)
         # Checked before the weights are read: a bad config or an unreadable index fails in milliseconds.
-        index = CheckpointIndex.open(config.model.model)
+        index = CheckpointIndex.open(hf_config.path)
         model, self.arch_config = self._build_model(manager, hf_config, tokenizer)
         self._load(model, index)
         caches = self._allocate(model)

@@ -57,7 +57,7 @@ def test_options_reach_the_engine_and_the_sampler(llm: Any) -> None:
     options = [
         "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--min-p", "0.1", "--seed", "9", "--max-tokens", "5",
         "--min-tokens", "2", "--stop", "a", "--stop", "b", "--stop-token-ids", "4,5", "--ignore-eos",
-        "--logprobs", "2", "--json", "--num-threads", "1", "--kv-cache-memory", "1MiB", "--plugins", "x,y",
+        "--logprobs", "2", "--json", "--num-threads", "1", "--kv-cache-memory", "1MiB", "--plugins", "cpu,deepseek",
     ]  # fmt: skip
     assert generate("Hello", *options) == 0
     made, params = llm.made[0], llm.made[0].params
@@ -66,7 +66,7 @@ def test_options_reach_the_engine_and_the_sampler(llm: Any) -> None:
     assert (params.stop, params.stop_token_ids) == (("a", "b"), (4, 5))
     assert made.arguments["num_threads"] == 1
     assert made.arguments["kv_cache_memory"] == 2**20
-    assert made.arguments["plugins"] == ("x", "y")
+    assert made.arguments["plugins"] == ("cpu", "deepseek")
     assert made.arguments["seed"] == 0  # --seed is the request's here
 
 
@@ -175,7 +175,8 @@ def test_a_bad_option_is_refused(
 def test_a_bad_model_folder_is_refused(llm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["generate", "--model", str(tmp_path), "Hello"])
     assert f"{tmp_path} has no config.json" in refused(capsys, llm, code)
-    assert "required: --model" in refused(capsys, llm, main(["generate", "Hello"]))
+    unknown = refused(capsys, llm, main(["generate", "--model", "no-such-model", "Hello"]))
+    assert "unknown model 'no-such-model' (installed: " in unknown
 
 
 def test_a_refused_prompt_of_a_batch_leaves_the_others_alone(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:

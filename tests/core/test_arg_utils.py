@@ -23,10 +23,7 @@ def parse(parser: argparse.ArgumentParser, line: str) -> EngineArgs:
     return EngineArgs.from_cli_args(parser.parse_args(line.split()))
 
 
-FIELDS = [field for field in attrs.fields(EngineArgs) if field.name != "model"]
-
-
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+@pytest.mark.parametrize("field", attrs.fields(EngineArgs), ids=lambda field: field.name)
 def test_every_flag_shows_its_default(parser, field):
     text = " ".join(parser.format_help().replace("-\n", "-").split())
     described = field.metadata["none"] if field.default is None else "none" if field.default == () else field.default
@@ -46,7 +43,7 @@ def test_flags_reach_the_configs(parser):
         "--max-chunk-tokens 2 --kv-cache-memory 4GiB --backend cpu --plugins a,b --num-threads 2 "
         "--load-watchdog-seconds 7 --no-use-tqdm --disable-log-stats --log-stats-interval 1.5",
     ).create_engine_config()
-    assert (config.model.model, config.model.tokenizer) == (Path("m"), Path("t"))
+    assert (config.model.model, config.model.tokenizer) == ("m", Path("t"))
     assert (config.model.max_model_len, config.model.seed, config.model.load_watchdog_seconds) == (9, 3, 7.0)
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (4, 5)
     assert config.scheduler.max_chunk_tokens == 2
@@ -58,7 +55,7 @@ def test_flags_reach_the_configs(parser):
 
 def test_defaults_of_the_configs():
     config = EngineArgs(model="m").create_engine_config()
-    assert config.model.tokenizer == Path("m") and config.scheduler.max_chunk_tokens == 2048
+    assert config.model.tokenizer is None and config.scheduler.max_chunk_tokens == 2048
     assert config.cache.num_pages is config.cache.kv_cache_memory is config.parallel.num_threads is None
 
 
@@ -67,9 +64,8 @@ def test_unknown_arguments_are_named_with_the_nearest():
         EngineArgs.from_dict({"model": "x", "max_num_seq": 3})
 
 
-def test_a_model_is_needed():
-    with pytest.raises(ConfigError, match="needs model"):
-        EngineArgs.from_dict({})
+def test_no_model_means_the_default_one(parser):
+    assert EngineArgs.from_dict({}) == parse(parser, "") == EngineArgs(model="tiny")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +73,11 @@ def test_a_model_is_needed():
     [
         ("--kv-cache-memory 4X", "must look like 4GiB"),
         ("--max-num-seqs many", "invalid int value: 'many'"),
-        ("", "required: --model"),
     ],
 )
 def test_bad_flags_exit_with_2(parser, capsys, line, words):
     with pytest.raises(SystemExit) as caught:
-        parser.parse_args(line.split() if "--model" in line or not line else ["--model", "x", *line.split()])
+        parser.parse_args(line.split())
     assert caught.value.code == 2 and words in capsys.readouterr().err
 
 

@@ -83,12 +83,16 @@ def test_seconds(value):
 
 @pytest.mark.parametrize("value", ["", None, 3])
 def test_paths(value):
-    with pytest.raises(ConfigError, match="must be the path of a folder"):
+    with pytest.raises(ConfigError, match="a model must be the path of a folder or a name"):
         ModelConfig(model=value)
+    if value is not None:
+        with pytest.raises(ConfigError, match="a tokenizer must be the path of a folder"):
+            _model(tokenizer=value)
 
 
-def test_the_tokenizer_is_beside_the_model():
-    assert _model().tokenizer == Path("x") and _model(tokenizer="y").tokenizer == Path("y")
+def test_a_model_is_kept_as_it_was_named():
+    assert (_model().model, _model().tokenizer) == ("x", None)
+    assert ModelConfig(model=Path("x")).model == Path("x") and _model(tokenizer="y").tokenizer == Path("y")
 
 
 def test_configs_are_frozen():

@@ -27,7 +27,7 @@ def test_the_defaults_are_the_ecosystems() -> None:
     expected: dict[str, Any] = {
         "n": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": (),
         "stop_token_ids": (), "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None,
-        "skip_special_tokens": True, "include_stop_str_in_output": False,
+        "prompt_logprobs": None, "skip_special_tokens": True, "include_stop_str_in_output": False,
     }  # fmt: skip
     assert attrs.asdict(SamplingParams()) == expected
 

@@ -1,0 +1,32 @@
+"""``deepinfer models``: checkpoints that installed packages ship. Imports no plugin."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import attrs
+
+from deepinfer_core.cli.tables import print_table
+from deepinfer_core.plugins import PluginManager
+from deepinfer_core.plugins.table import CheckpointRow
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``deepinfer models``."""
+    parser.add_argument("action", choices=["list"], help="list: one line per model that --model knows by name")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    rows = PluginManager(environ={}).checkpoints()
+    if args.json:
+        print(json.dumps([attrs.asdict(row) for row in rows], indent=2))
+        return 0
+    if not rows:
+        print("no checkpoint package is installed; try: pip install deepinfer-model-tiny", file=sys.stderr)
+        return 0
+    print_table(tuple(field.name for field in attrs.fields(CheckpointRow)), [attrs.astuple(row) for row in rows])
+    return 0
