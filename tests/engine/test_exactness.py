@@ -10,14 +10,20 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_kernels import _cpu
 
 CASES = ["v41-tiny-bf16", "v41-tiny-fp8fp4"]
 VOCAB = 512
-FEW = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def few(examples):
+    """Few examples, and no shrinking: each runs a model many times."""
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)
+    return settings(max_examples=examples, phases=phases, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
 
 tokens = st.integers(0, VOCAB - 1)
 prompts = st.lists(st.lists(tokens, min_size=1, max_size=70), min_size=1, max_size=5)
@@ -75,20 +81,20 @@ def native(threads=None, isa=None):
         _cpu.set_isa(before[1])
 
 
-@FEW
+@few(12)
 @given(sequence=st.lists(tokens, min_size=2, max_size=150), chunk=st.integers(1, 40))
 def test_chunks_of_any_size_equal_one_prefill(golden, model, sequence, chunk):
     whole = alone(golden, model, [sequence])
     assert_same(run(golden, model, [sequence], chunk=chunk)[0], whole)
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@few(3)
 @given(sequence=st.lists(tokens, min_size=2, max_size=90))
 def test_token_by_token_equals_one_prefill(golden, model, sequence):
     assert_same(run(golden, model, [sequence], chunk=1)[0], alone(golden, model, [sequence]))
 
 
-@FEW
+@few(12)
 @given(sequences=prompts, chunk=st.integers(1, 64), budget=st.integers(6, 128), seed=st.integers(0, 5))
 def test_any_batch_equals_each_alone(golden, model, sequences, chunk, budget, seed):
     order = np.random.default_rng(seed).permutation(len(sequences))
@@ -96,16 +102,17 @@ def test_any_batch_equals_each_alone(golden, model, sequences, chunk, budget, se
     assert_same([results[list(order).index(i)] for i in range(len(sequences))], alone(golden, model, sequences))
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sequences=st.lists(st.lists(tokens, min_size=100, max_size=140), min_size=3, max_size=4))
+@few(4)
+@given(sequences=st.lists(st.lists(tokens, min_size=100, max_size=120), min_size=3, max_size=4))
 def test_preemption_changes_nothing(golden, model, sequences):
+    # Each starts on one page and needs two; there are three, and at least two sequences start together.
     expected = alone(golden, model, sequences, outputs=40)
     results, runner = run(golden, model, sequences, outputs=40, num_pages=4)
     assert runner.scheduler.num_preemptions > 0
     assert_same(results, expected)
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@few(4)
 @given(sequences=prompts)
 def test_threads_and_instruction_sets_change_nothing(golden, model, sequences):
     with native(threads=1):
