@@ -95,6 +95,22 @@ class InputBatch:
         return int(self.token_ids.shape[0])
 
 
+@attrs.frozen(eq=False)
+class LayerFeatures:
+    """What a speculator reads of one forward: the mean of the residual streams where chosen layers begin.
+
+    layers: increasing; a layer's input is taken after everything that edits the streams before it.
+    values: ``[N, len(layers), hidden]`` bf16, written by :meth:`Model.forward`.
+    """
+
+    layers: tuple[int, ...]
+    values: Tensor
+
+    def at(self, layer: int) -> Tensor:
+        """The part of ``values`` that ``layer`` fills, ``[N, hidden]``, a view."""
+        return self.values[:, self.layers.index(layer)]
+
+
 @runtime_checkable
 class Model(Protocol):
     """A model on a device. Rows are independent: a row's output depends on its own sequence only."""
@@ -119,11 +135,20 @@ class Model(Protocol):
     def cache_layout(self) -> CacheLayout:
         """Buffers the model needs, derived from its layer plan."""
 
-    def forward(self, batch: InputBatch, caches: Mapping[str, Tensor], tap: Tap | None = None) -> Tensor:
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """``[R]`` int64 → ``[R, hidden]`` bf16, what the first layer gets of a token."""
+
+    def forward(
+        self,
+        batch: InputBatch,
+        caches: Mapping[str, Tensor],
+        tap: Tap | None = None,
+        features: LayerFeatures | None = None,
+    ) -> Tensor:
         """Run all layers → final hidden states ``[N, hidden]`` bf16, after the last norm.
 
         ``caches`` are the tensors of :meth:`cache_layout` with the number of pages or slots in front; the
-        batch's entries are written, earlier ones read.
+        batch's entries are written, earlier ones read. ``features``, if given, are filled.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

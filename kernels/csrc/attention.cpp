@@ -126,6 +126,34 @@ void sparse_attention(const bf16* q, const float* sink, float scale, const Windo
   });
 }
 
+void draft_attention(const bf16* q, const float* sink, float scale, const Drafts& drafts, bf16* out, int64_t N,
+                     int64_t H, int64_t D) {
+  const int64_t record = codec_record_bytes(Codec::fp8_e8m0_32, D);
+  const int64_t B = drafts.rows, most = drafts.window + B;
+  if (N == 0) return;
+  // A block's rows share their keys: decode them once.
+  Buffer<float> decoded(N / B * most * D);
+  parallel_for(N / B, most * D, [&](int64_t block) {
+    const int64_t start = drafts.starts[block];
+    float* key = decoded.data() + block * most * D;
+    const auto add = [&](const uint8_t* bytes) {
+      core().split_fp8(bytes, bytes + D, D, key);
+      key += D;
+    };
+    for (int64_t p = std::max<int64_t>(0, start - drafts.window); p < start; ++p)
+      add(drafts.ring + (drafts.slots[block] * drafts.ring_size + p % drafts.ring_size) * record);
+    for (int64_t i = 0; i < B; ++i) add(drafts.block + (block * B + i) * record);
+  });
+  for_each_row(N, H, H * D * most / 8, [&](int64_t row, int64_t head, int64_t heads) {
+    const int64_t block = row / B, held = std::clamp<int64_t>(drafts.starts[block], 0, drafts.window);
+    const float* key = decoded.data() + block * most * D;
+    Keys keys;
+    for (int64_t i = 0; i < held + B; ++i) keys.add(key + i * D, i < held ? i : drafts.window + i - held);
+    const int64_t offset = row * H + head;
+    attend(q + offset * D, sink + head, scale, keys, heads, D, out + offset * D);
+  });
+}
+
 void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
                         float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K) {
   Buffer<float> values(entries * D);

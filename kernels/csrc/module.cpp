@@ -92,6 +92,17 @@ struct Argument<const Compressed&> {
 };
 
 template <>
+struct Argument<const Drafts&> {
+  using Type = std::tuple<Address, Address, Address, Address, int64_t, int64_t, int64_t>;
+  static Drafts convert(Type value) {
+    const auto [ring, block, slots, starts, ring_size, window, rows] = value;
+    return {at<const uint8_t>(ring),  at<const uint8_t>(block), at<const int32_t>(slots),
+            at<const int32_t>(starts), ring_size,               window,
+            rows};
+  }
+};
+
+template <>
 struct Argument<const IndexQuery&> {
   using Type =
       std::tuple<Address, Address, Address, Address, Address, Address, Address, std::array<int64_t, 8>>;
@@ -151,6 +162,7 @@ PYBIND11_MODULE(_cpu, m) {
   bind(m, "store_compress_state", &store_compress_state);
   bind(m, "index_topk", &index_topk);
   bind(m, "sparse_attention", &sparse_attention);
+  bind(m, "draft_attention", &draft_attention);
   bind(m, "gathered_attention", &gathered_attention);
   bind(m, "engram_gate", &engram_gate);
 }

@@ -110,6 +110,14 @@ struct Compressed {
 };
 void sparse_attention(const bf16* q, const float* sink, float scale, const Window& window,
                       const Compressed& compressed, bf16* out, int64_t N, int64_t H, int64_t D);
+struct Drafts {
+  const uint8_t* ring;            // [slots, ring_size, record]
+  const uint8_t* block;           // [N, record]
+  const int32_t *slots, *starts;  // [N / rows]
+  int64_t ring_size, window, rows;
+};
+void draft_attention(const bf16* q, const float* sink, float scale, const Drafts& drafts, bf16* out, int64_t N,
+                     int64_t H, int64_t D);
 // The same softmax over plain keys [entries, D] picked by indices [N, K], -1 for an empty place of the list.
 void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
                         float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K);

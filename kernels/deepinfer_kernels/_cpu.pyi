@@ -97,6 +97,17 @@ def sparse_attention(
     D: int,
     /,
 ) -> None: ...
+def draft_attention(
+    q: int,
+    sink: int,
+    scale: float,
+    drafts: tuple[int, int, int, int, int, int, int],
+    out: int,
+    N: int,
+    H: int,
+    D: int,
+    /,
+) -> None: ...
 def gathered_attention(
     q: int,
     keys: int,

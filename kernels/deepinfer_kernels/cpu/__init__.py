@@ -6,6 +6,7 @@ See ``kernels/csrc/core.h`` for the order of summation. Arguments were checked b
 from deepinfer_kernels._cpu import get_isa, get_num_threads, set_isa, set_num_threads
 from deepinfer_kernels.cpu.attention import (
     compress_pool,
+    draft_attention,
     gathered_attention,
     index_topk,
     sparse_attention,
@@ -25,6 +26,7 @@ from deepinfer_kernels.cpu.norm_rope import apply_rope, rms_norm, rope_table
 __all__ = [
     "apply_rope",
     "compress_pool",
+    "draft_attention",
     "engram_gate",
     "gathered_attention",
     "get_isa",

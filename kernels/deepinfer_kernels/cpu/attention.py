@@ -1,4 +1,4 @@
-"""Compressor, two-level indexer and sparse attention."""
+"""Compressor, two-level indexer, sparse attention and attention of draft blocks."""
 
 from __future__ import annotations
 
@@ -87,6 +87,25 @@ def sparse_attention(
         sizes = compressed_cache.shape[1], block_tables.shape[1], indices.shape[1]
         compressed = (compressed_cache.data_ptr(), *lists, *sizes)
     _cpu.sparse_attention(q.data_ptr(), sink.data_ptr(), scale, window, compressed, out.data_ptr(), *q.shape)
+    return out
+
+
+def draft_attention(
+    q: Tensor,
+    sink: Tensor,
+    scale: float,
+    window_cache: Tensor,
+    block_records: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    window_size: int,
+) -> Tensor:
+    """See the interface."""
+    out = torch.empty_like(q)
+    places = slots.data_ptr(), starts.data_ptr()
+    sizes = window_cache.shape[1], window_size, q.shape[0] // max(len(slots), 1)
+    drafts = (window_cache.data_ptr(), block_records.data_ptr(), *places, *sizes)
+    _cpu.draft_attention(q.data_ptr(), sink.data_ptr(), scale, drafts, out.data_ptr(), *q.shape)
     return out
 
 

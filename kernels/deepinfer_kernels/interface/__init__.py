@@ -5,6 +5,7 @@ Implementations live in one package per kernel family and are reached through :m
 
 from deepinfer_kernels.interface.attention import (
     compress_pool,
+    draft_attention,
     index_topk,
     sparse_attention,
     store_compress_state,
@@ -23,6 +24,7 @@ from deepinfer_kernels.interface.norm_rope import apply_rope, rms_norm, rope_tab
 __all__ = [
     "apply_rope",
     "compress_pool",
+    "draft_attention",
     "engram_gate",
     "grouped_linear",
     "hyper_connection_collapse",

@@ -1,4 +1,4 @@
-"""Compressor, two-level indexer and sparse attention.
+"""Compressor, two-level indexer, sparse attention and attention of draft blocks.
 
 Rows come from several sequences, each with one contiguous chunk of positions. A position inside the chunk
 is read from the chunk's own rows, an earlier one from the sequence's state slot (a ring) or its pages.
@@ -143,3 +143,38 @@ def sparse_attention(
     _chunk_rows(rows, seq_of_row=seq_of_row)
     checks.tensor("indices", indices, (rows, None), torch.int32)
     _within_tables("indices", indices, block_tables, seq_of_row, compressed_cache.shape[1])
+
+
+def draft_attention(
+    q: Tensor,
+    sink: Tensor,
+    scale: float,
+    window_cache: Tensor,
+    block_records: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    window_size: int,
+) -> None:
+    """Attention of S draft blocks of B rows each, one after the other: ``q [S*B,H,D]`` bf16 → bf16 ``[S*B,H,D]``.
+
+    Every row of block ``s`` sees the same keys: positions ``max(0, starts[s]-W)…starts[s]-1`` of
+    ``window_cache [slots, ring, record]`` (at ``position % ring`` of ``slots[s]``), then all B rows of the block
+    itself, whatever their order, from ``block_records [S*B, record]`` (both ``fp8_e8m0_32``). ``slots``, ``starts``
+    ``[S]`` int32: the state slot, and the position of the block's first row.
+
+    The softmax is :func:`sparse_attention`'s; the block's keys take the places after the window's ``window_size``.
+    """
+    rows, heads, dim = checks.tensor("q", q, (None, None, None), torch.bfloat16)
+    checks.tensor("sink", sink, (heads,), torch.float32)
+    record = checks.codec(WINDOW_CODEC, dim)
+    held, ring, _ = checks.tensor("window_cache", window_cache, (None, None, record), torch.uint8)
+    checks.tensor("block_records", block_records, (rows, record), torch.uint8)
+    (blocks,) = checks.tensor("slots", slots, (None,), torch.int32)
+    checks.tensor("starts", starts, (blocks,), torch.int32)
+    if ring < window_size:
+        raise ValueError(f"window_cache must have a ring of at least {window_size}, got {ring}")
+    checks.multiple("rows of q", rows, max(blocks, 1))
+    if blocks and not 0 <= int(slots.min()) <= int(slots.max()) < held:
+        raise ValueError(f"slots must be in 0..{held - 1}, got {int(slots.min())}..{int(slots.max())}")
+    if rows and not blocks:
+        raise ValueError(f"slots must name at least one block for {rows} rows of q, got none")

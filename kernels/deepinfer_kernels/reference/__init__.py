@@ -2,6 +2,7 @@
 
 from deepinfer_kernels.reference.attention import (
     compress_pool,
+    draft_attention,
     index_topk,
     sparse_attention,
     store_compress_state,
@@ -20,6 +21,7 @@ from deepinfer_kernels.reference.norm_rope import apply_rope, rms_norm, rope_tab
 __all__ = [
     "apply_rope",
     "compress_pool",
+    "draft_attention",
     "engram_gate",
     "grouped_linear",
     "hyper_connection_collapse",

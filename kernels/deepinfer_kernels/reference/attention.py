@@ -1,4 +1,4 @@
-"""Compressor, two-level indexer and sparse attention over window rings and compressed pages."""
+"""Compressor, two-level indexer, and attention over window rings, compressed pages and draft blocks."""
 
 from __future__ import annotations
 
@@ -181,4 +181,31 @@ def sparse_attention(
             keys = torch.cat([keys, unpack_kv(more, COMPRESSED_CODEC, dim)])
             valid = torch.cat([valid, torch.ones(len(chosen), dtype=torch.bool)])
         out[row] = attend(q[row], keys, valid, sink, scale)
+    return out
+
+
+def draft_attention(
+    q: Tensor,
+    sink: Tensor,
+    scale: float,
+    window_cache: Tensor,
+    block_records: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    window_size: int,
+) -> Tensor:
+    """See the interface."""
+    dim, ring = q.shape[-1], window_cache.shape[1]
+    size = len(q) // max(len(slots), 1)
+    out = torch.empty_like(q)
+    for block, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+        rows = slice(block * size, (block + 1) * size)
+        window = torch.arange(max(0, start - window_size), start)
+        keys = torch.zeros(window_size + size, dim, dtype=torch.bfloat16)
+        keys[: len(window)] = unpack_kv(window_cache[slot, window % ring], WINDOW_CODEC, dim)
+        keys[window_size:] = unpack_kv(block_records[rows], WINDOW_CODEC, dim)
+        place = torch.arange(window_size + size)
+        valid = (place < len(window)) | (place >= window_size)
+        for row in range(rows.start, rows.stop):
+            out[row] = attend(q[row], keys, valid, sink, scale)
     return out

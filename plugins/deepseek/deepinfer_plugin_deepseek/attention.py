@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
+from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC
+from deepinfer_kernels.modules import LatentAttention, Linear, Norm, dense_storage
 
 from .cache import buffer_name
-from .parameters import Linear, Norm, dense_storage, parameter
 from .step import Step
 
 if TYPE_CHECKING:
@@ -105,22 +105,12 @@ class Indexer(nn.Module):
             step.observe(f"layers.{spec.index}.candidate_blocks", blocks)
 
 
-class Attention(nn.Module):
-    """All heads share one key per entry, which is also its value; the output is rotated back."""
+class Attention(LatentAttention):
+    """Latent attention over the window and the entries that the layer plan gives it."""
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
-        super().__init__()
-        settings, hidden, dense = config.attention, config.hidden_size, dense_storage(config)
-        width = settings.num_heads * settings.head_dim
-        self._settings, self._spec, self._eps = settings, spec, config.rms_norm_eps
-        self.wq_a = Linear(hidden, settings.q_lora_rank, dense)
-        self.q_norm = Norm(settings.q_lora_rank)
-        self.wq_b = Linear(settings.q_lora_rank, width, dense)
-        self.wkv = Linear(hidden, settings.head_dim, dense)
-        self.kv_norm = Norm(settings.head_dim)
-        self.attn_sink = parameter("f32", settings.num_heads)
-        self.wo_a = Linear(settings.group_dim, settings.o_groups * settings.o_lora_rank, dense)
-        self.wo_b = Linear(settings.o_groups * settings.o_lora_rank, hidden, dense)
+        super().__init__(config)
+        self._spec = spec
         if spec.owns_kv:
             self.compressor = Compressor(config, spec)
         if spec.has_indexer:
@@ -128,23 +118,16 @@ class Attention(nn.Module):
 
     def run(self, step: Step, x: Tensor) -> Tensor:
         """``x [N,d]`` bf16 → bf16 ``[N,d]``."""
-        ops, settings, rope = step.kernels, self._settings, step.rope(self._spec.rope)
-        rows = len(step.batch)
-        q_latent = ops.rms_norm(self.wq_a.apply_to(ops, x), self.q_norm.weight, self._eps)
-        q = self.wq_b.apply_to(ops, q_latent).view(rows, settings.num_heads, settings.head_dim)
-        q = ops.apply_rope(q, *rope, False)
-        window = ops.rms_norm(self.wkv.apply_to(ops, x), self.kv_norm.weight, self._eps)
-        window = ops.apply_rope(window[:, None, :], *rope, False)[:, 0, :]
-        records = ops.pack_kv(window, WINDOW_CODEC)
+        ops, rope = step.kernels, step.rope(self._spec.rope)
+        q_latent, q = self.queries(ops, x, rope)
+        records = self.window_records(ops, x, rope)
         if self._spec.owns_kv:
             self._store_compressed(step, x)
         if self._spec.has_indexer:
             self.indexer.choose(step, x, q_latent)
         out = self._attend(step, q, records)
         self._store_window(step, records)
-        out = ops.apply_rope(out, *rope, True).view(rows, settings.o_groups, settings.group_dim)
-        out = ops.grouped_linear(out, self.wo_a.kernel_weight(), settings.o_groups)
-        return self.wo_b.apply_to(ops, out.flatten(1))
+        return self.output(ops, out, rope)
 
     def _store_compressed(self, step: Step, x: Tensor) -> None:
         """Make and write this step's new compressed entries, before any row reads them."""

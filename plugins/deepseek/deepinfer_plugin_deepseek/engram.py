@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .parameters import Linear, dense_storage, parameter
+from deepinfer_kernels.modules import Linear, dense_storage, parameter
+
 from .step import Step
 
 if TYPE_CHECKING:

@@ -11,17 +11,22 @@ from torch import Tensor, nn
 
 from deepinfer_core.errors import CheckpointError, ConfigError
 from deepinfer_core.interfaces.cache import CacheLayout
-from deepinfer_core.interfaces.model import InputBatch, ModelContext, Tap
+from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext, Tap
 from deepinfer_core.model_loader.weights import WeightSpec
+from deepinfer_kernels import modules
+from deepinfer_kernels.modules import (
+    Linear,
+    MixtureOfExperts,
+    Norm,
+    checkpoint_tensors,
+    first_mix,
+    inverse_frequencies,
+)
 
 from .attention import Attention
 from .cache import cache_layout
 from .config import DeepseekV41Config
 from .engram import Engram, HashLayout, TokenHasher, compressed_token_map
-from .hyper_connection import HyperConnection, first_mix
-from .moe import MixtureOfExperts
-from .parameters import Linear, Norm
-from .rope import inverse_frequencies
 from .step import Step
 
 if TYPE_CHECKING:
@@ -33,50 +38,25 @@ OTHER_PARTS = {
     r"(vision|aligner)\.|image_(start|end|newline)$": "belongs to the vision tower",
     r"layers\.\d+\.ffn\.gate\.bias_vl$": "routes image rows only",
 }
-_EXPERT_STACK = re.compile(r"(.*\.ffn\.experts)\.(w[123])\.(weight|scale)$")
 
 
-class Block(nn.Module):
+class Block(modules.Block[Step]):
     """One layer: engram (where the plan has it), attention, experts."""
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
-        super().__init__()
-        self._name, self._eps = f"layers.{spec.index}", config.rms_norm_eps
+        name = f"layers.{spec.index}"
+        super().__init__(name, config, Attention(config, spec), MixtureOfExperts(config, name))
         self._layer = spec.index
         if spec.engram:
             self.engram = Engram(config, spec.index)
-        self.attn_norm = Norm(config.hidden_size)
-        self.attn = Attention(config, spec)
-        self.ffn_norm = Norm(config.hidden_size)
-        self.ffn = MixtureOfExperts(config, self._name)
-        self._attn_hc = HyperConnection(self, "hc_attn", config)
-        self._ffn_hc = HyperConnection(self, "hc_ffn", config)
 
-    def run(self, step: Step, streams: Tensor, pre: Tensor, engram_rows: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-        """``streams [N,m,d]`` bf16 and the mix handed on ``[N,m]`` f32 → both, after this layer."""
+    def recall(self, step: Step, streams: Tensor, engram_rows: Mapping[int, Tensor]) -> Tensor:
+        """``streams [N,m,d]`` bf16 with what the n-gram memory, if this layer has one, holds for each row."""
         if self._layer in engram_rows:
             streams = self.engram.run(step, streams, engram_rows[self._layer])
             step.observe(f"{self._name}.engram_out", streams)
         step.observe(f"{self._name}.streams_in", streams)
-
-        def attention(x: Tensor) -> Tensor:
-            return self._sublayer(step, "attn", self.attn_norm, self.attn, x)
-
-        def experts(x: Tensor) -> Tensor:
-            return self._sublayer(step, "ffn", self.ffn_norm, self.ffn, x)
-
-        streams, pre = self._attn_hc.around(attention, step.kernels, streams, pre)
-        streams, pre = self._ffn_hc.around(experts, step.kernels, streams, pre)
-        step.observe(f"{self._name}.hc_out", streams)
-        step.observe(f"{self._name}.pre_mix_out", pre)
-        return streams, pre
-
-    def _sublayer(self, step: Step, name: str, norm: Norm, part: Attention | MixtureOfExperts, x: Tensor) -> Tensor:
-        normed = step.kernels.rms_norm(x, norm.weight, self._eps)
-        step.observe(f"{self._name}.{name}_in", normed)
-        out = part.run(step, normed)
-        step.observe(f"{self._name}.{name}_out", out)
-        return out
+        return streams
 
 
 class TextModel(nn.Module):
@@ -108,16 +88,8 @@ class TextModel(nn.Module):
         return 0 if self.config.engram is None else self.config.engram.max_ngram - 1
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        """Published names are the parameters' own, but for experts, which are stacked here and apart there."""
-        for name, value in self.named_parameters():
-            dtypes = value.stored_as  # type: ignore[attr-defined]
-            stack = _EXPERT_STACK.match(name)
-            if stack is None:
-                yield WeightSpec(name, name, (), dtypes)
-                continue
-            experts, matrix, part = stack.groups()
-            for expert in range(value.shape[0]):
-                yield WeightSpec(f"{experts}.{expert}.{matrix}.{part}", name, (expert,), dtypes)
+        """See :func:`deepinfer_kernels.modules.checkpoint_tensors`."""
+        return (WeightSpec(*tensor) for tensor in checkpoint_tensors(self))
 
     def unused_tensor(self, name: str) -> str | None:
         """Why the text model does without a checkpoint tensor."""
@@ -134,20 +106,40 @@ class TextModel(nn.Module):
         return cache_layout(self.config, self._rollback)
 
     @torch.inference_mode()
-    def forward(self, batch: InputBatch, caches: Mapping[str, Tensor], tap: Tap | None = None) -> Tensor:
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """``[R]`` int64 → ``[R,d]`` bf16."""
+        return self.embed.weight[token_ids]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: InputBatch,
+        caches: Mapping[str, Tensor],
+        tap: Tap | None = None,
+        features: LayerFeatures | None = None,
+    ) -> Tensor:
         """See :class:`deepinfer_core.interfaces.model.Model`."""
         step = Step(batch, caches, self._kernels, self._inv_freq, tap)
         mult = self.config.hyper_connection.mult
-        hidden = self.embed.weight[batch.token_ids]
+        hidden = self.embed_tokens(batch.token_ids)
         streams = hidden[:, None, :].repeat(1, mult, 1)
         pre = first_mix(len(batch), mult, hidden.device)
         engram_rows = {} if self._hasher is None else self._hasher.rows(batch.context_ids)
         for index, rows in engram_rows.items():
             step.observe(f"layers.{index}.engram_hash_ids", rows)
-        for block in self._blocks:
-            streams, pre = block.run(step, streams, pre, engram_rows)
+        for index, block in enumerate(self._blocks):
+            streams = block.recall(step, streams, engram_rows)
+            if features is not None and index in features.layers:
+                features.at(index)[:] = self._mean(streams)
+            streams, pre = block.run(step, streams, pre)
         collapsed = self._kernels.hyper_connection_collapse(streams, pre)
         return self._kernels.rms_norm(collapsed, self.norm.weight, self.config.rms_norm_eps)  # type: ignore[no-any-return]
+
+    def _mean(self, streams: Tensor) -> Tensor:
+        """``[N,m,d]`` bf16 → ``[N,d]`` bf16, in an order of summation that does not depend on the rows."""
+        rows, mult, _ = streams.shape
+        even = torch.full((rows, mult), 1 / mult, device=streams.device)
+        return self._kernels.hyper_connection_collapse(streams, even)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

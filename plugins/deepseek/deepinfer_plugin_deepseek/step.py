@@ -11,11 +11,9 @@ from torch import Tensor
 
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.model import InputBatch, Tap
+from deepinfer_kernels.modules import RopeTable
 
 from .layer_plan import RopeKind
-
-#: cos and sin, each ``[N, rope_head_dim/2]`` f32.
-RopeTable = tuple[Tensor, Tensor]
 
 
 class CompressedRows:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .config.rope import RopeConfig, YarnConfig
+from deepinfer_kernels.modules.settings import RopeSettings, YarnSettings
 
 
-def inverse_frequencies(config: RopeConfig, dim: int) -> Tensor:
+def inverse_frequencies(config: RopeSettings, dim: int) -> Tensor:
     """``[dim/2]`` f32, radians per token: ``theta^(-2i/dim)``, blended by YaRN (arXiv:2309.00071, eq. 23) where set."""
     frequencies = 1.0 / (config.theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim))
     if config.yarn is None:
@@ -19,7 +19,7 @@ def inverse_frequencies(config: RopeConfig, dim: int) -> Tensor:
     return frequencies / config.yarn.factor * ramp + frequencies * (1 - ramp)
 
 
-def _ramp(yarn: YarnConfig, theta: float, dim: int) -> Tensor:
+def _ramp(yarn: YarnSettings, theta: float, dim: int) -> Tensor:
     """How far each pair is interpolated: 0 for fast pairs, 1 for slow ones."""
 
     def pair_turning(times: float) -> float:

@@ -7,25 +7,23 @@ come from the streams at the same moment.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .parameters import parameter
-
-if TYPE_CHECKING:
-    from .config import DeepseekV41Config
+from deepinfer_kernels.modules.parameters import parameter
+from deepinfer_kernels.modules.settings import BlockSettings
 
 
 class HyperConnection:
     """One sublayer's view of its coefficients, which the block holds under the published names."""
 
-    def __init__(self, block: nn.Module, prefix: str, config: DeepseekV41Config) -> None:
-        mult = config.hyper_connection.mult
+    def __init__(self, block: nn.Module, prefix: str, settings: BlockSettings) -> None:
+        mult = settings.hyper_connection.mult
         mixes = mult * (2 + mult)
-        self._block, self._prefix, self._config = block, prefix, config
-        block.register_parameter(f"{prefix}_fn", parameter("f32", mixes, mult * config.hidden_size))
+        self._block, self._prefix, self._settings = block, prefix, settings
+        block.register_parameter(f"{prefix}_fn", parameter("f32", mixes, mult * settings.hidden_size))
         block.register_parameter(f"{prefix}_base", parameter("f32", mixes))
         block.register_parameter(f"{prefix}_scale", parameter("f32", 3))
 
@@ -33,11 +31,11 @@ class HyperConnection:
         self, sublayer: Callable[[Tensor], Tensor], kernels: Any, streams: Tensor, pre: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Run ``sublayer`` ``[N,d] → [N,d]`` on ``streams [N,m,d]``; return the new streams and the next mix."""
-        settings = self._config.hyper_connection
+        settings = self._settings.hyper_connection
         fn, base, scale = (getattr(self._block, f"{self._prefix}_{part}") for part in ("fn", "base", "scale"))
         collapsed = kernels.hyper_connection_collapse(streams, pre)
         next_pre, post, comb = kernels.hyper_connection_mix(
-            streams, fn, base, scale, settings.sinkhorn_iters, settings.eps, self._config.rms_norm_eps
+            streams, fn, base, scale, settings.sinkhorn_iters, settings.eps, self._settings.rms_norm_eps
         )
         out = sublayer(collapsed)
         return kernels.hyper_connection_expand(out, streams, post, comb), next_pre

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
-from .parameters import Linear, dense_storage, expert_storage, parameter
-from .step import Step
-
-if TYPE_CHECKING:
-    from .config import DeepseekV41Config
+from deepinfer_kernels.modules.parameters import Linear, dense_storage, expert_storage, parameter
+from deepinfer_kernels.modules.settings import BlockSettings, Run
 
 
 class Gate(nn.Module):
@@ -34,19 +29,22 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Top-k of the routed experts plus the shared one, summed in f32."""
+    """Top-k of the routed experts plus the shared one, summed in f32.
 
-    def __init__(self, config: DeepseekV41Config, name: str) -> None:
+    name: prefix under which intermediate values are observed.
+    """
+
+    def __init__(self, settings: BlockSettings, name: str) -> None:
         super().__init__()
-        moe, hidden = config.moe, config.hidden_size
-        self._config, self._name = moe, name
+        moe, hidden = settings.moe, settings.hidden_size
+        self._settings, self._name = moe, name
         self.gate = Gate(hidden, moe.num_routed_experts)
-        self.experts = Experts(hidden, moe.intermediate_size, expert_storage(config), experts=moe.num_routed_experts)
-        self.shared_experts = Experts(hidden, moe.intermediate_size, dense_storage(config))
+        self.experts = Experts(hidden, moe.intermediate_size, expert_storage(settings), experts=moe.num_routed_experts)
+        self.shared_experts = Experts(hidden, moe.intermediate_size, dense_storage(settings))
 
-    def run(self, step: Step, x: Tensor) -> Tensor:
+    def run(self, step: Run, x: Tensor) -> Tensor:
         """``x [N,d]`` bf16 → bf16 ``[N,d]``."""
-        ops, settings = step.kernels, self._config
+        ops, settings = step.kernels, self._settings
         ids, weights = ops.route_experts(
             x,
             self.gate.weight,
@@ -71,7 +69,7 @@ class MixtureOfExperts(nn.Module):
         total: Tensor = routed + self._shared(step, x).float()
         return total.to(torch.bfloat16)
 
-    def _shared(self, step: Step, x: Tensor) -> Tensor:
+    def _shared(self, step: Run, x: Tensor) -> Tensor:
         shared, ops = self.shared_experts, step.kernels
-        hidden = ops.swiglu(shared.w1.apply_to(ops, x), shared.w3.apply_to(ops, x), self._config.swiglu_limit)
+        hidden = ops.swiglu(shared.w1.apply_to(ops, x), shared.w3.apply_to(ops, x), self._settings.swiglu_limit)
         return shared.w2.apply_to(ops, hidden)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from deepinfer_kernels.modules.settings import BlockSettings
 from deepinfer_kernels.weights import SCALE_GROUP, DenseWeight, Fp4Weight, Fp8Weight, Weight
-
-if TYPE_CHECKING:
-    from .config import DeepseekV41Config
 
 #: safetensors dtypes a checkpoint may use for each kind of parameter.
 STORED_AS = {
@@ -21,6 +21,7 @@ STORED_AS = {
     "e2m1": ("I8", "U8"),
 }
 _DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+_EXPERT_STACK = re.compile(r"(.*\.ffn\.experts)\.(w[123])\.(weight|scale)$")
 
 
 def parameter(kind: str, *shape: int) -> nn.Parameter:
@@ -72,11 +73,27 @@ class Linear(nn.Module):
         return kernels.linear(x, self.kernel_weight(), torch.bfloat16)  # type: ignore[no-any-return]
 
 
-def dense_storage(config: DeepseekV41Config) -> str:
+def dense_storage(settings: BlockSettings) -> str:
     """Storage of dense linears."""
-    return "fp8" if config.quantization else "bf16"
+    return "fp8" if settings.quantization else "bf16"
 
 
-def expert_storage(config: DeepseekV41Config) -> str:
+def expert_storage(settings: BlockSettings) -> str:
     """Storage of routed experts."""
-    return "fp4" if config.quantization else "bf16"
+    return "fp4" if settings.quantization else "bf16"
+
+
+def checkpoint_tensors(module: nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
+    """``(published name, parameter, leading indices, accepted safetensors dtypes)`` of all that fills ``module``.
+
+    Published names are the parameters' own, but for experts, which are stacked here and apart there.
+    """
+    for name, value in module.named_parameters():
+        dtypes = value.stored_as  # type: ignore[attr-defined]
+        stack = _EXPERT_STACK.match(name)
+        if stack is None:
+            yield name, name, (), dtypes
+            continue
+        experts, matrix, part = stack.groups()
+        for expert in range(value.shape[0]):
+            yield f"{experts}.{expert}.{matrix}.{part}", name, (expert,), dtypes
