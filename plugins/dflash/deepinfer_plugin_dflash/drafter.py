@@ -1,0 +1,134 @@
+"""The drafter: DSpark's stages and heads on a device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
+from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model, ModelContext, Tap
+from deepinfer_core.interfaces.speculator import DraftBatch, Pick, Proposal
+from deepinfer_core.model_loader import WeightSpec
+from deepinfer_kernels.codecs import CODECS, WINDOW_CODEC
+from deepinfer_kernels.modules import checkpoint_tensors, first_mix, inverse_frequencies
+
+from .stage import DraftStep, Stage
+
+if TYPE_CHECKING:
+    from .config import DrafterConfig
+
+#: Parts of a checkpoint that the drafter does not load, and why.
+OTHER_PARTS = {
+    r"(?!mtp\.)": "belongs to the model",
+    r"mtp\.\d+\.(embed|head)\.weight$": "shared with the model",
+    r"mtp\.\d+\.ffn\.gate\.bias_vl$": "routes image rows only",
+}
+
+
+class BlockDrafter(nn.Module):
+    """Drafts a block in one pass over the stages; implements the ``speculator`` seam's Drafter.
+
+    Row 0 of a block holds the newest token, the others the noise token; all of them see each other and, through
+    one ring of keys per stage, the model's last ``window_size`` positions. The model's embedding and head serve
+    the drafter too.
+    """
+
+    def __init__(self, config: DrafterConfig, model: Model, context: ModelContext) -> None:
+        super().__init__()
+        self.config = config
+        self._embed_tokens, self._logits = model.embed_tokens, model.logits
+        self._kernels, self._rollback = context.kernels, context.rollback
+        self._stages = [Stage(config, index) for index in range(config.num_stages)]
+        self.mtp = nn.ModuleList(self._stages)
+        self._inv_freq = inverse_frequencies(config.rope, config.attention.rope_head_dim)
+
+    @property
+    def module(self) -> nn.Module:
+        """The parameters."""
+        return self
+
+    @property
+    def num_drafts(self) -> int:
+        """The block's length: every row of it yields a draft."""
+        return self.config.block_size
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """As the config has them."""
+        return self.config.feature_layers
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """See :func:`deepinfer_kernels.modules.checkpoint_tensors`."""
+        return (WeightSpec(*tensor) for tensor in checkpoint_tensors(self))
+
+    def unused_tensor(self, name: str) -> str | None:
+        """Why the drafter does without a checkpoint tensor."""
+        return next((reason for pattern, reason in OTHER_PARTS.items() if re.match(pattern, name)), None)
+
+    def cache_layout(self) -> CacheLayout:
+        """A ring of main keys per stage, longer than the window by what a step may observe in vain."""
+        attention = self.config.attention
+        shape = (attention.window_size + self._rollback, CODECS[WINDOW_CODEC].record_bytes(attention.head_dim))
+        return CacheLayout((), tuple(StateBuffer(stage.ring, shape, "uint8") for stage in self._stages))
+
+    def new_features(self, rows: int) -> LayerFeatures:
+        """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
+        layers, norm = self.feature_layers, self._stages[0].main_norm.weight
+        return LayerFeatures(layers, norm.new_empty(rows, len(layers), self.config.hidden_size))
+
+    @torch.inference_mode()
+    def observe(
+        self, batch: InputBatch, features: LayerFeatures, caches: Mapping[str, Tensor], tap: Tap | None = None
+    ) -> None:
+        """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
+        first, ops = self._stages[0], self._kernels
+        ring = caches[first.ring].shape[1]
+        # What later rows of a chunk would overwrite is not worth computing.
+        rows = (batch.positions > batch.ends - ring).nonzero()[:, 0]
+        positions = batch.positions[rows]
+        places = batch.slots[rows].long() * ring + positions % ring
+        main = first.main_proj.apply_to(ops, features.values[rows].flatten(1))
+        main = ops.rms_norm(main, first.main_norm.weight, self.config.rms_norm_eps)
+        if tap is not None:
+            tap("mtp.main_x", main)
+        rope = ops.rope_table(positions, self._inv_freq)
+        for stage in self._stages:
+            ops.store_records(caches[stage.ring], places, stage.attn.window_records(ops, main, rope))
+
+    @torch.inference_mode()
+    def propose(self, batch: DraftBatch, caches: Mapping[str, Tensor], pick: Pick, tap: Tap | None = None) -> Proposal:
+        """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
+        hidden = self._hidden(batch, caches, tap)
+        last, ops, (size, count, _) = self._stages[-1], self._kernels, hidden.shape
+        normed = ops.rms_norm(hidden.flatten(0, 1), last.norm.weight, self.config.rms_norm_eps)
+        if tap is not None:
+            tap("mtp.norm_in", hidden)
+            tap("mtp.norm_out", normed)
+        logits = self._logits(normed).view(size, count, -1)
+        drafts, confidences, previous = [], [], batch.token_ids
+        for depth in range(size):
+            embedding = last.markov_head.embedding(previous)
+            logits[depth] += last.markov_head.bias(ops, embedding)
+            confidences.append(last.confidence_head.log_odds(ops, hidden[depth], embedding))
+            previous = pick(depth, logits[depth])
+            drafts.append(previous)
+        return Proposal(torch.stack(drafts, 1), logits.transpose(0, 1), torch.stack(confidences, 1))
+
+    def _hidden(self, batch: DraftBatch, caches: Mapping[str, Tensor], tap: Tap | None) -> Tensor:
+        """The stages' result before the last norm, ``[B,S,d]`` bf16: by depth, as it is drafted from."""
+        size, mult = self.config.block_size, self.config.hyper_connection.mult
+        token_ids = batch.token_ids.new_full((len(batch), size), self.config.noise_token_id)
+        token_ids[:, 0] = batch.token_ids
+        offsets = torch.arange(size, device=batch.positions.device)
+        rope = self._kernels.rope_table((batch.positions[:, None] + offsets).flatten(), self._inv_freq)
+        step = DraftStep(self._kernels, caches, batch.slots, batch.positions.to(torch.int32), rope, tap)
+        streams = self._embed_tokens(token_ids.flatten())[:, None].repeat(1, mult, 1)
+        pre = first_mix(len(streams), mult, streams.device)
+        for stage in self._stages:
+            streams, pre = stage.run(step, streams, pre)
+        hidden: Tensor = self._kernels.hyper_connection_collapse(streams, pre)
+        return hidden.view(len(batch), size, -1).transpose(0, 1).contiguous()
