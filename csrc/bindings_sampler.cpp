@@ -1,9 +1,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings.h"
@@ -29,20 +32,66 @@ const T* column(const Array<T>& array, const char* name, py::ssize_t size) {
   return array.data();
 }
 
-std::vector<std::span<const std::int32_t>> split_banned(const Array<std::int64_t>& offsets,
-                                                        const Array<std::int32_t>& ids, py::ssize_t rows) {
-  const std::int64_t* bounds = column(offsets, "banned_offsets", rows + 1);
-  const std::int32_t* data = column(ids, "banned_ids", ids.size());
-  std::vector<std::span<const std::int32_t>> spans(rows);
-  for (py::ssize_t i = 0; i < rows; ++i) {
-    if (bounds[0] != 0 || bounds[i + 1] < bounds[i] || bounds[rows] != ids.size()) {
-      throw std::invalid_argument("banned_offsets must rise from 0 to the number of banned_ids (" +
-                                  std::to_string(ids.size()) + ")");
-    }
-    spans[i] = {data + bounds[i], data + bounds[i + 1]};
+// One list per row, end to end: row i's is offsets[i]:offsets[i + 1] of each array that goes with them.
+template <typename... T>
+using Lists = std::optional<std::tuple<Array<std::int64_t>, Array<T>...>>;
+
+const std::int64_t* bounds_of(const Array<std::int64_t>& offsets, const std::string& name, py::ssize_t rows,
+                              py::ssize_t size) {
+  const std::int64_t* bounds = column(offsets, (name + " offsets").c_str(), rows + 1);
+  if (bounds[0] != 0 || bounds[rows] != size || !std::is_sorted(bounds, bounds + rows + 1)) {
+    throw std::invalid_argument(name + " offsets must rise from 0 to the number of values (" + std::to_string(size) +
+                                ")");
   }
-  return spans;
+  return bounds;
 }
+
+// Gives each row its part of one of the arrays.
+template <typename T, typename Place>
+void distribute(const Array<std::int64_t>& offsets, const Array<T>& values, const std::string& name,
+                std::vector<SamplingRow>& rows, Place place) {
+  const auto count = static_cast<py::ssize_t>(rows.size());
+  const std::int64_t* bounds = bounds_of(offsets, name, count, values.size());
+  const T* data = column(values, name.c_str(), values.size());
+  for (py::ssize_t i = 0; i < count; ++i) rows[i].edits.*place = {data + bounds[i], data + bounds[i + 1]};
+}
+
+// What edits the logits of a step; None where no row has any.
+struct EditColumns {
+  Lists<std::int32_t, float> bias;
+  Lists<std::int32_t, std::int32_t> seen;
+  std::optional<Array<double>> penalties;
+  Lists<std::int32_t> allowed;
+  Lists<std::int32_t> banned;
+
+  void apply(std::vector<SamplingRow>& rows) const {
+    if (bias) {
+      distribute(std::get<0>(*bias), std::get<1>(*bias), "bias", rows, &LogitEdits::bias_ids);
+      distribute(std::get<0>(*bias), std::get<2>(*bias), "bias", rows, &LogitEdits::bias);
+    }
+    if (seen.has_value() != penalties.has_value()) throw std::invalid_argument("seen and penalties go together");
+    if (seen) {
+      distribute(std::get<0>(*seen), std::get<1>(*seen), "seen", rows, &LogitEdits::seen_ids);
+      distribute(std::get<0>(*seen), std::get<2>(*seen), "seen", rows, &LogitEdits::seen_counts);
+      apply_penalties(rows);
+    }
+    if (allowed) distribute(std::get<0>(*allowed), std::get<1>(*allowed), "allowed", rows, &LogitEdits::allowed);
+    if (banned) distribute(std::get<0>(*banned), std::get<1>(*banned), "banned", rows, &LogitEdits::banned);
+  }
+
+ private:
+  void apply_penalties(std::vector<SamplingRow>& rows) const {
+    const auto count = static_cast<py::ssize_t>(rows.size());
+    if (penalties->ndim() != 2 || penalties->shape(0) != count || penalties->shape(1) != 3) {
+      throw std::invalid_argument("penalties must have shape [" + std::to_string(count) + ", 3]");
+    }
+    for (py::ssize_t i = 0; i < count; ++i) {
+      rows[i].edits.repetition_penalty = penalties->at(i, 0);
+      rows[i].edits.frequency_penalty = penalties->at(i, 1);
+      rows[i].edits.presence_penalty = penalties->at(i, 2);
+    }
+  }
+};
 
 using Logits = py::array_t<float, py::array::c_style>;
 
@@ -97,11 +146,12 @@ class Results {
 py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& temperature,
                  const Array<std::int32_t>& top_k, const Array<double>& top_p, const Array<double>& min_p,
                  const Array<std::uint64_t>& seed, const Array<std::int64_t>& position,
-                 const Array<std::int32_t>& num_logprobs, const Array<std::int64_t>& banned_offsets,
-                 const Array<std::int32_t>& banned_ids) {
+                 const Array<std::int32_t>& num_logprobs, const std::optional<Array<bool>>& processed_logprobs,
+                 const std::optional<Array<std::int32_t>>& forced, const Lists<std::int32_t, float>& bias,
+                 const Lists<std::int32_t, std::int32_t>& seen, const std::optional<Array<double>>& penalties,
+                 const Lists<std::int32_t>& allowed, const Lists<std::int32_t>& banned) {
   check_matrix(logits);
   const py::ssize_t count = logits.shape(0);
-  const auto banned = split_banned(banned_offsets, banned_ids, count);
   const double* temperatures = column(temperature, "temperature", count);
   const std::int32_t* top_ks = column(top_k, "top_k", count);
   const double* top_ps = column(top_p, "top_p", count);
@@ -109,10 +159,14 @@ py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& te
   const std::uint64_t* seeds = column(seed, "seed", count);
   const std::int64_t* positions = column(position, "position", count);
   const std::int32_t* wanted = column(num_logprobs, "num_logprobs", count);
+  const bool* processed = processed_logprobs ? column(*processed_logprobs, "processed_logprobs", count) : nullptr;
+  const std::int32_t* forced_ids = forced ? column(*forced, "forced", count) : nullptr;
   std::vector<SamplingRow> rows;
   for (py::ssize_t i = 0; i < count; ++i) {
-    rows.push_back({temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i], positions[i], banned[i], wanted[i]});
+    rows.push_back({temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i], positions[i], {},
+                    forced_ids ? forced_ids[i] : -1, wanted[i], processed && processed[i]});
   }
+  EditColumns{bias, seen, penalties, allowed, banned}.apply(rows);
   Results results(wanted, count);
   {
     const float* data = logits.data();
@@ -170,15 +224,22 @@ void bind_sampler(py::module_& m) {
            "isa: best, plain, avx2 or avx512. Neither argument changes a result.")
       .def("sample", &sample, py::arg("logits").noconvert(), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("position"), py::arg("num_logprobs"),
-           py::arg("banned_offsets"), py::arg("banned_ids"),
+           py::arg("processed_logprobs") = py::none(), py::arg("forced") = py::none(), py::arg("bias") = py::none(),
+           py::arg("seen") = py::none(), py::arg("penalties") = py::none(), py::arg("allowed") = py::none(),
+           py::arg("banned") = py::none(),
            R"(Sample one token per row, without the GIL.
 
 logits: float32 [R, V], C-contiguous. The other arguments have one entry per row: temperature, top_p, min_p
 float64, top_k and num_logprobs int32 (-1: no logprobs, 0: the chosen token's, N: also the N most likely),
-seed uint64, position int64. Row i must not draw banned_ids[banned_offsets[i]:banned_offsets[i + 1]].
+seed uint64, position int64, processed_logprobs bool, forced int32 (the token to report as drawn, -1: draw),
+penalties float64 [R, 3] (repetition, frequency, presence).
+
+bias, seen, allowed and banned are tuples (offsets int64 [R + 1], ids int32, ...): row i's ids, all distinct, are
+ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
+together. Without allowed ids a row may draw any. See LogitEdits for what they do.
 
 Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
-top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or all banned or -inf.
+top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.
 Raises ValueError for an argument out of range.)")
       .def("score", &score, py::arg("logits").noconvert(), py::kw_only(), py::arg("token_ids"),
            py::arg("num_logprobs"),

@@ -45,6 +45,29 @@ void check_vocab_size(std::size_t vocab_size) {
         "vocab_size must be in [1, 2^31), got " + text(vocab_size));
 }
 
+void check_ids(const char* name, std::span<const std::int32_t> ids, std::size_t vocab_size) {
+  for (const std::int32_t id : ids) {
+    check(id >= 0 && static_cast<std::size_t>(id) < vocab_size,
+          std::string(name) + " token ids must be in [0, " + text(vocab_size) + "), got " + text(id));
+  }
+}
+
+void check_edits(const LogitEdits& edits, std::size_t vocab_size) {
+  check_ids("bias", edits.bias_ids, vocab_size);
+  check_ids("seen", edits.seen_ids, vocab_size);
+  check_ids("allowed", edits.allowed, vocab_size);
+  check_ids("banned", edits.banned, vocab_size);
+  for (const float bias : edits.bias) check(std::isfinite(bias), "bias must be finite, got " + text(bias));
+  for (const std::int32_t count : edits.seen_counts) {
+    check(count >= 0, "seen counts must be >= 0, got " + text(count));
+  }
+  check(std::isfinite(edits.repetition_penalty) && edits.repetition_penalty > 0.0,
+        "repetition_penalty must be finite and > 0, got " + text(edits.repetition_penalty));
+  check(std::isfinite(edits.frequency_penalty),
+        "frequency_penalty must be finite, got " + text(edits.frequency_penalty));
+  check(std::isfinite(edits.presence_penalty), "presence_penalty must be finite, got " + text(edits.presence_penalty));
+}
+
 void check_row(const SamplingRow& row, std::size_t vocab_size) {
   check(std::isfinite(row.temperature) && row.temperature >= 0.0,
         "temperature must be finite and >= 0, got " + text(row.temperature));
@@ -53,10 +76,9 @@ void check_row(const SamplingRow& row, std::size_t vocab_size) {
   check(row.position >= 0, "position must be >= 0, got " + text(row.position));
   check(row.num_logprobs >= -1 && row.num_logprobs <= static_cast<std::int64_t>(vocab_size),
         "num_logprobs must be in [-1, " + text(vocab_size) + "], got " + text(row.num_logprobs));
-  for (const std::int32_t id : row.banned) {
-    check(id >= 0 && static_cast<std::size_t>(id) < vocab_size,
-          "banned token ids must be in [0, " + text(vocab_size) + "), got " + text(id));
-  }
+  check(row.forced >= -1 && row.forced < static_cast<std::int64_t>(vocab_size),
+        "forced must be in [-1, " + text(vocab_size) + "), got " + text(row.forced));
+  check_edits(row.edits, vocab_size);
 }
 
 // Finds where a prefix of candidates, in order, ends. Histograms narrow the search to a few that are sorted.
@@ -139,19 +161,28 @@ class Sampler::Row {
 
   SampledRow sample(const float* logits, std::size_t vocab_size, const SamplingRow& row, std::int32_t* top_ids,
                     float* top_logprobs) {
-    SampledRow result{-1, kNaN, 0};
-    const bool valid = scan(logits, vocab_size);
     const bool wants_logprobs = row.num_logprobs >= 0;
-    if (valid && wants_logprobs) log_sum_ = log_sum();
-    if (valid && row.num_logprobs > 0) most_likely(row.num_logprobs, top_ids, top_logprobs);
-    if (valid) result.token = choose(row);
-    if (result.token < 0) {
-      no_likely(row.num_logprobs, top_ids, top_logprobs);
-    } else if (wants_logprobs) {
-      result.logprob = logprob(logits[result.token]);
-      result.rank = rank(logits, result.token);
+    Report report;
+    bool is_drawable = scan(logits, vocab_size);
+    if (is_drawable && wants_logprobs && !row.processed_logprobs) {
+      report = report_all({max_, 1.0});
+      most_likely(report, row.num_logprobs, top_ids, top_logprobs);
     }
-    return result;
+    if (is_drawable && !row.edits.empty()) is_drawable = edit(row.edits);
+    if (!is_drawable) {
+      no_likely(row.num_logprobs, top_ids, top_logprobs);
+      return {-1, kNaN, 0};
+    }
+    const std::int32_t token = choose(row);
+    if (!wants_logprobs) return {token, kNaN, 0};
+    if (row.processed_logprobs) {
+      report = report_drawn_from(row);
+      most_likely(report, row.num_logprobs, top_ids, top_logprobs);
+    }
+    const std::int32_t place = rank(report.logits, token);
+    // A drawn token is one of the kept, however the sums at the boundary are rounded.
+    const bool is_kept = row.forced < 0 || static_cast<std::size_t>(place) <= report.num_kept;
+    return {token, is_kept ? report.logprob(report.logits[token]) : -kInfinity, place};
   }
 
   SampledRow score(const float* logits, std::size_t vocab_size, std::int32_t token, std::int32_t num_logprobs,
@@ -160,9 +191,9 @@ class Sampler::Row {
       no_likely(num_logprobs, top_ids, top_logprobs);
       return {-1, kNaN, 0};
     }
-    log_sum_ = log_sum();
-    if (num_logprobs > 0) most_likely(num_logprobs, top_ids, top_logprobs);
-    return {token, logprob(logits[token]), rank(logits, token)};
+    const Report report = report_all({max_, 1.0});
+    most_likely(report, num_logprobs, top_ids, top_logprobs);
+    return {token, report.logprob(logits[token]), rank(logits, token)};
   }
 
  private:
@@ -178,31 +209,75 @@ class Sampler::Row {
 
   std::size_t block_size(std::size_t block) const { return std::min(kBlock, n_ - block * kBlock); }
 
-  std::int32_t choose(const SamplingRow& row) {
-    if (!row.banned.empty()) {
-      masked_.assign(logits_, logits_ + n_);
-      for (const std::int32_t id : row.banned) masked_[id] = -kInfinity;
-      if (!scan(masked_.data(), n_)) return -1;
+  // --- edits: on a copy of the row; only the maxima of blocks that change are computed anew ---
+
+  bool edit(const LogitEdits& edits) {
+    if (edits.allowed.empty()) {
+      edited_.assign(logits_, logits_ + n_);
+    } else {
+      edited_.assign(n_, -kInfinity);
+      for (const std::int32_t id : edits.allowed) edited_[id] = logits_[id];
     }
+    is_stale_.assign(maxima_.size(), edits.allowed.empty() ? 0 : 1);
+    for (std::size_t i = 0; i < edits.bias_ids.size(); ++i) {
+      replace(edits.bias_ids[i], [bias = edits.bias[i]](double logit) { return logit + bias; });
+    }
+    penalise(edits);
+    for (const std::int32_t id : edits.banned) replace(id, [](double) { return -kInfinity; });
+    logits_ = edited_.data();
+    for (std::size_t block = 0; block < maxima_.size(); ++block) {
+      if (is_stale_[block]) passes_.block_maxima(logits_ + block * kBlock, block_size(block), &maxima_[block]);
+    }
+    max_ = *std::max_element(maxima_.begin(), maxima_.end());
+    return max_ > -kInfinity;
+  }
+
+  void penalise(const LogitEdits& edits) {
+    const double repetition = edits.repetition_penalty;
+    for (std::size_t i = 0; i < edits.seen_ids.size(); ++i) {
+      const double count = edits.seen_counts[i];
+      const double taken = edits.frequency_penalty * count + (count > 0 ? edits.presence_penalty : 0.0);
+      replace(edits.seen_ids[i], [repetition, taken](double logit) {
+        return (logit > 0.0 ? logit / repetition : logit * repetition) - taken;
+      });
+    }
+  }
+
+  template <typename Change>
+  void replace(std::size_t id, Change change) {
+    const double logit = std::min<double>(change(edited_[id]), std::numeric_limits<float>::max());
+    edited_[id] = static_cast<float>(logit);
+    is_stale_[id / kBlock] = 1;
+  }
+
+  // --- the choice ---
+
+  std::int32_t choose(const SamplingRow& row) {
     const std::uint32_t first = argmax();
-    if (row.temperature == 0.0) return static_cast<std::int32_t>(first);
     // Beyond this bound every logit but the largest has weight 0 anyway, and the inverse stays finite.
-    weighting_ = {max_, 1.0 / std::max(row.temperature, 1e-300)};
+    weighting_ = {max_, row.temperature == 0.0 ? 1.0 : 1.0 / std::max(row.temperature, 1e-300)};
+    if (row.forced >= 0) return row.forced;
+    if (row.temperature == 0.0) return static_cast<std::int32_t>(first);
     const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kSample);
     start_draw(noise, first);
-    const bool top_k = row.top_k > 0 && static_cast<std::size_t>(row.top_k) < n_;
-    if (!top_k && row.top_p == 1.0 && row.min_p == 0.0) {
-      draw_from_all(noise);
+    if (has_filters(row)) {
+      draw_filtered(row, noise, first);
     } else {
-      draw_filtered(row, top_k, noise, first);
+      draw_from_all(noise);
     }
     return static_cast<std::int32_t>(best_token_);
   }
 
+  bool has_top_k(const SamplingRow& row) const { return row.top_k > 0 && static_cast<std::size_t>(row.top_k) < n_; }
+
+  bool has_filters(const SamplingRow& row) const {
+    return row.temperature != 0.0 && (has_top_k(row) || row.top_p < 1.0 || row.min_p > 0.0);
+  }
+
   // The best of a superset of the kept tokens is the best of the kept ones if it is one of them, which costs
   // less to find out than where top-p ends. Only otherwise are the candidates cut to the kept ones.
-  void draw_filtered(const SamplingRow& row, bool top_k, const TokenNoise& noise, std::uint32_t first) {
-    const double target = row.top_p * gather_candidates(row, top_k);
+  void draw_filtered(const SamplingRow& row, const TokenNoise& noise, std::uint32_t first) {
+    const double target = row.top_p * gather_candidates(row);
     draw_from_candidates(noise);
     if (is_kept(best_token_, row, target)) return;
     cut_to_kept(row, target);
@@ -220,9 +295,9 @@ class Sampler::Row {
 
   // Candidates: exactly those that top-k keeps, or all that top-p and min-p might keep. Returns the sum of the
   // weights that top-p is a share of; 0 if top-p is off.
-  double gather_candidates(const SamplingRow& row, bool top_k) {
+  double gather_candidates(const SamplingRow& row) {
     double total = 0.0;
-    if (top_k) {
+    if (has_top_k(row)) {
       keep_top_k(row.top_k);
       if (row.top_p < 1.0) total = passes_.sum_weights(values_.data(), count_, weighting_);
     } else {
@@ -351,11 +426,27 @@ class Sampler::Row {
     }
   }
 
-  // --- logprobs, of the logits as given ---
+  // --- logprobs ---
 
-  double log_sum() const { return std::log(passes_.sum_weights(logits_, n_, {max_, 1.0})) + max_; }
+  // A distribution: log-softmax of the scaled logits, of which only the first num_kept in the order count.
+  struct Report {
+    const float* logits;
+    Weighting weighting;
+    double log_sum;
+    std::size_t num_kept;
 
-  float logprob(float logit) const { return static_cast<float>(static_cast<double>(logit) - log_sum_); }
+    float logprob(float logit) const { return static_cast<float>(weighting.scaled(logit) - log_sum); }
+  };
+
+  Report report_all(const Weighting& weighting) const {
+    return {logits_, weighting, std::log(passes_.sum_weights(logits_, n_, weighting)), n_};
+  }
+
+  Report report_drawn_from(const SamplingRow& row) {
+    if (!has_filters(row)) return report_all(weighting_);
+    cut_to_kept(row, row.top_p * gather_candidates(row));
+    return {logits_, weighting_, std::log(passes_.sum_weights(values_.data(), count_, weighting_)), count_};
+  }
 
   std::int32_t rank(const float* logits, std::int32_t token) const {
     const float value = logits[token];
@@ -370,7 +461,8 @@ class Sampler::Row {
     std::fill_n(top_logprobs, std::max(count, 0), kNaN);
   }
 
-  void most_likely(std::size_t count, std::int32_t* top_ids, float* top_logprobs) {
+  void most_likely(const Report& report, std::size_t count, std::int32_t* top_ids, float* top_logprobs) {
+    if (count == 0) return;
     keep_top_k(count);
     order_.resize(count_);
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = {values_[i], ids_[i]};
@@ -381,7 +473,7 @@ class Sampler::Row {
     }
     for (std::size_t i = 0; i < count; ++i) {
       top_ids[i] = static_cast<std::int32_t>(order_[i].index);
-      top_logprobs[i] = logprob(order_[i].value);
+      top_logprobs[i] = i < report.num_kept ? report.logprob(order_[i].value) : -kInfinity;
     }
   }
 
@@ -389,12 +481,12 @@ class Sampler::Row {
   const float* logits_ = nullptr;
   std::size_t n_ = 0;
   float max_ = 0.0f;
-  double log_sum_ = 0.0;
   Weighting weighting_{0.0, 1.0};
   double best_score_ = 0.0;
   std::uint32_t best_token_ = 0;
   std::size_t count_ = 0;
-  std::vector<float> maxima_, sorted_maxima_, masked_, values_;
+  std::vector<float> maxima_, sorted_maxima_, edited_, values_;
+  std::vector<std::uint8_t> is_stale_;  // by block
   std::vector<std::uint32_t> ids_;
   std::vector<double> weights_;
   std::vector<Candidate> order_;

@@ -1,4 +1,4 @@
-// Logits to tokens: greedy, temperature, top-k, top-p, min-p, logprobs. No torch, no sorting of the vocabulary.
+// Logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, logprobs. No torch, no sorting of the vocabulary.
 //
 // A row's result depends on that row alone, bit for bit: fixed summation orders, and noise that is a pure
 // function of (seed, absolute position, token id).
@@ -15,9 +15,32 @@
 
 namespace deepinfer {
 
+// What is done to a row's logits before anything is drawn, in this order; the ids of each list are distinct.
+//
+//   1. bias: logit += bias[i] for bias_ids[i];
+//   2. repetition, over seen_ids: a positive logit is divided by the penalty, any other multiplied;
+//   3. frequency and presence, over seen_ids: logit -= frequency * count + (count > 0 ? presence : 0);
+//   4. mask: unless it is empty, only tokens in allowed stay; tokens in banned never do.
+//
+// Computed in double; rounded to float after the bias and after the penalties. What overflows upwards becomes the
+// largest float, what overflows downwards -inf.
+struct LogitEdits {
+  std::span<const std::int32_t> bias_ids;
+  std::span<const float> bias;
+  std::span<const std::int32_t> seen_ids;     // tokens of the output and, for repetition, of the prompt
+  std::span<const std::int32_t> seen_counts;  // how often each is in the output
+  double repetition_penalty = 1.0;
+  double frequency_penalty = 0.0;
+  double presence_penalty = 0.0;
+  std::span<const std::int32_t> allowed;
+  std::span<const std::int32_t> banned;
+
+  bool empty() const { return bias_ids.empty() && seen_ids.empty() && allowed.empty() && banned.empty(); }
+};
+
 // One row's request. "Order" below means: logit descending, then token id ascending.
 //
-// temperature 0: the first token in the order. Otherwise, over the tokens that are neither banned nor -inf:
+// First the edits. Then temperature 0 takes the first token in the order. Otherwise, over the tokens not at -inf:
 //   1. weight w = exp((logit - max) / temperature);
 //   2. top-k keeps the first k in the order (k <= 0: all);
 //   3. top-p keeps a token while the weights before it in the order sum to less than top_p of all that is left;
@@ -31,12 +54,17 @@ struct SamplingRow {
   double min_p = 0.0;
   std::uint64_t seed = 0;
   std::int64_t position = 0;              // absolute position of the token being drawn
-  std::span<const std::int32_t> banned;   // token ids that must not be drawn
+  LogitEdits edits;
+  std::int32_t forced = -1;               // the token to report as drawn; -1: draw
   std::int32_t num_logprobs = -1;         // -1: none; 0: the chosen token's; N: also the N most likely
+  bool processed_logprobs = false;        // of what is drawn from, not of the logits as given
 };
 
-// What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing but banned and -inf.
-// Logprobs are the log-softmax of the logits as given: before temperature, bans and filters.
+// What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing left but -inf.
+//
+// Raw logprobs are the log-softmax of the logits as given: before edits, temperature and filters. Processed ones are
+// of the distribution that is drawn from, -inf for what a filter or the mask leaves out; at temperature 0, which has
+// no filters, of the edited logits.
 struct SampledRow {
   std::int32_t token = -1;
   float logprob;                          // NaN when not asked for

@@ -307,16 +307,21 @@ class Sampler:
         """
         isa: best, plain, avx2 or avx512. Neither argument changes a result.
         """
-    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], banned_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], banned_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> tuple:
+    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None) -> tuple:
         """
         Sample one token per row, without the GIL.
         
         logits: float32 [R, V], C-contiguous. The other arguments have one entry per row: temperature, top_p, min_p
         float64, top_k and num_logprobs int32 (-1: no logprobs, 0: the chosen token's, N: also the N most likely),
-        seed uint64, position int64. Row i must not draw banned_ids[banned_offsets[i]:banned_offsets[i + 1]].
+        seed uint64, position int64, processed_logprobs bool, forced int32 (the token to report as drawn, -1: draw),
+        penalties float64 [R, 3] (repetition, frequency, presence).
+        
+        bias, seen, allowed and banned are tuples (offsets int64 [R + 1], ids int32, ...): row i's ids, all distinct, are
+        ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
+        together. Without allowed ids a row may draw any. See LogitEdits for what they do.
         
         Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
-        top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or all banned or -inf.
+        top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.
         Raises ValueError for an argument out of range.
         """
     def score(self, logits: numpy.typing.NDArray[numpy.float32], *, token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> tuple:

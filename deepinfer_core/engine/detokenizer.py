@@ -65,7 +65,7 @@ class IncrementalDetokenizer:
     inside a character, its bytes of that character come first: generated tokens that complete it yield it,
     others leave no trace of it, and nothing else of the prompt can appear. Joined pieces equal :attr:`text`.
 
-    Stop strings are looked for in that text, in what comes after the first ``min_tokens`` tokens; the one that
+    Stop strings are looked for in that text, in what comes after the first ``tokens_before_stop`` tokens; the one that
     ends first wins. With ``skip_special_tokens`` the text has no special tokens: then a stop string that is a
     special token's text stops at that token, and one that merely contains such a text raises RequestError.
 
@@ -79,7 +79,7 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
         self._includes_stop = params.include_stop_str_in_output
-        self._tokens_before_stop = params.min_tokens
+        self._tokens_before_stop = params.tokens_before_stop
         self._stop_tokens, strings = self._split_stops(params.stop)
         self._matcher = StopMatcher(strings) if strings else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
@@ -12,33 +12,58 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+    from deepinfer_core.interfaces.logits_processor import RowContext
     from deepinfer_core.sampling_params import SamplingParams
 
 
-@attrs.frozen(slots=True)
-class SamplingRow:
-    """What one row is sampled by.
+_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_VALUES: NDArray[np.float32] = np.empty(0, np.float32)
 
+
+@attrs.frozen(slots=True, eq=False)
+class LogitEdits:
+    """What is done to a row's logits before anything is drawn, in the order of the fields; greedy or not.
+
+    The ids of each array, int32, are distinct.
+
+    bias_ids, bias: float32 that is added to the logits of these ids.
+    repetition_penalty: positive logits of ``seen_ids`` are divided by it, others multiplied.
+    frequency_penalty, presence_penalty: the first times the count, and the second where the count is not 0, are
+        taken from the logits of ``seen_ids``.
+    seen_ids, seen_counts: tokens of the prompt or the output, and how often the output has each, int32.
+    allowed: unless empty, the only ids that may be drawn.
+    banned: ids that must not be drawn.
+    """
+
+    bias_ids: NDArray[np.int32] = _NO_IDS
+    bias: NDArray[np.float32] = _NO_VALUES
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seen_ids: NDArray[np.int32] = _NO_IDS
+    seen_counts: NDArray[np.int32] = _NO_IDS
+    allowed: NDArray[np.int32] = _NO_IDS
+    banned: NDArray[np.int32] = _NO_IDS
+
+
+@attrs.frozen(slots=True, eq=False)
+class SamplingRow:
+    """What one row is sampled by; :class:`deepinfer_core.sampling.SamplingState` makes it from a request.
+
+    params: temperature, filters and logprobs. All that edits logits is in ``edits`` already.
     seed: the request's seed, in [0, 2**64); never None (``SamplingParams.resolve_seed``).
     position: absolute position of the token being drawn; the prompt's first token is at 0.
-    banned: token ids that must not be drawn.
+    edits: None for none.
+    forced: the token to report as drawn, with its logprobs; None: draw.
+    context: what logits_processor components see of the request; None where none acts on it.
     """
 
     params: SamplingParams
     seed: int
     position: int
-    banned: tuple[int, ...] = ()
-
-    @classmethod
-    def of(
-        cls, params: SamplingParams, seed: int, position: int, num_output_tokens: int, stop_ids: tuple[int, ...]
-    ) -> SamplingRow:
-        """The row of a request that has ``num_output_tokens`` so far and that ``stop_ids`` would end.
-
-        ``stop_ids`` are banned until ``min_tokens`` tokens are out: end-of-sequence ids (unless ignored) and
-        stop token ids alike.
-        """
-        return cls(params, seed, position, stop_ids if num_output_tokens < params.min_tokens else ())
+    edits: LogitEdits | None = None
+    forced: int | None = None
+    context: RowContext | None = None
 
 
 @attrs.frozen(eq=False)
@@ -46,9 +71,9 @@ class SamplerOutput:
     """One step's tokens. Row i's most likely tokens are at ``top_offsets[i]:top_offsets[i + 1]``."""
 
     token_ids: NDArray[np.int32]
-    """``[R]``; -1: nothing could be drawn (a NaN or +inf logit, or every token banned or at -inf)."""
+    """``[R]``; -1: nothing could be drawn (a NaN or +inf logit, or every token masked or at -inf)."""
     logprobs: NDArray[np.float32]
-    """``[R]``, of the drawn tokens, from the logits as given; NaN for rows that asked for none or failed."""
+    """``[R]``, of the drawn tokens, raw or processed; NaN for rows that asked for none or failed."""
     ranks: NDArray[np.int32]
     """``[R]``, 1 for the largest logit; 0 where ``logprobs`` is NaN."""
     top_offsets: NDArray[np.int64]
@@ -56,7 +81,9 @@ class SamplerOutput:
     top_ids: NDArray[np.int32]
     """``[top_offsets[R]]``, most likely first, ties to the lowest id; -1 throughout a failed row."""
     top_logprobs: NDArray[np.float32]
-    """As ``top_ids``."""
+    """As ``top_ids``; -inf for what a mask or filter leaves out."""
+    errors: Mapping[int, str] = attrs.field(factory=dict)
+    """By row, why nothing could be drawn, where more is known than that."""
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ _SAMPLING_DEFAULTS = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
 

@@ -208,6 +208,10 @@ class PluginManager:
         """Every active component of a seam, loaded, in order; empty when there is none."""
         return tuple(self._load(s) for s in self._active(seam))
 
+    def named(self, seam: str) -> Mapping[str, Any]:
+        """:meth:`chain` with the components' names."""
+        return {s.name: self._load(s) for s in self._active(seam)}
+
     def command(self, name: str) -> Any:
         """The ``deepinfer`` subcommand of any installed plugin: typing its name selects it."""
         offers = [r for r, c in self._offers("command") if c.name == name]

@@ -1,5 +1,6 @@
-"""The core's default sampler."""
+"""The core's default sampler, and what it is told of a request."""
 
 from deepinfer_core.sampling.sampler import DefaultSampler
+from deepinfer_core.sampling.state import SamplingState
 
-__all__ = ["DefaultSampler"]
+__all__ = ["DefaultSampler", "SamplingState"]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer_core import _C
-from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
+from deepinfer_core.interfaces.sampler import LogitEdits, SamplerOutput, SamplingRow
 
 if TYPE_CHECKING:
     import torch
 
 _INT32_MAX = 2**31 - 1
+_NO_EDITS = LogitEdits()
 
 
-def _usable_cpus() -> int:
+def usable_cpus() -> int:
     """CPUs this process may run on; all of them where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -30,14 +32,13 @@ class DefaultSampler:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._native = _C.Sampler(num_threads=num_threads or _usable_cpus())
+        self._native = _C.Sampler(num_threads=num_threads or usable_cpus())
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """See the protocol. Logits on a device are copied to the host first."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits must have shape [{len(rows)}, vocab_size], got {tuple(logits.shape)}")
         params = [row.params for row in rows]
-        banned = [row.banned for row in rows]
         outputs = self._native.sample(
             logits.detach().cpu().contiguous().numpy(),
             temperature=np.array([p.temperature for p in params], np.float64),
@@ -47,7 +48,40 @@ class DefaultSampler:
             seed=np.array([row.seed for row in rows], np.uint64),
             position=np.array([row.position for row in rows], np.int64),
             num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
-            banned_offsets=np.array([0, *accumulate(map(len, banned))], np.int64),
-            banned_ids=np.array([*chain.from_iterable(banned)], np.int32),
+            **_seldom_used(rows),
         )
         return SamplerOutput(*outputs)
+
+
+def _seldom_used(rows: Sequence[SamplingRow]) -> dict[str, Any]:
+    """The native sampler's arguments that no row needs as a rule; only those that some row needs."""
+    columns: dict[str, Any] = {}
+    if any(row.params.logprobs_mode == "processed" for row in rows):
+        columns["processed_logprobs"] = np.array([row.params.logprobs_mode == "processed" for row in rows])
+    if any(row.forced is not None for row in rows):
+        columns["forced"] = np.array([-1 if row.forced is None else row.forced for row in rows], np.int32)
+    if any(row.edits is not None for row in rows):
+        columns |= _edits([row.edits or _NO_EDITS for row in rows])
+    return columns
+
+
+def _edits(edits: Sequence[LogitEdits]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    if any(len(each.bias_ids) for each in edits):
+        columns["bias"] = _lists([each.bias_ids for each in edits], [each.bias for each in edits])
+    if any(len(each.seen_ids) for each in edits):
+        columns["seen"] = _lists([each.seen_ids for each in edits], [each.seen_counts for each in edits])
+        columns["penalties"] = np.array(
+            [(each.repetition_penalty, each.frequency_penalty, each.presence_penalty) for each in edits]
+        )
+    if any(len(each.allowed) for each in edits):
+        columns["allowed"] = _lists([each.allowed for each in edits])
+    if any(len(each.banned) for each in edits):
+        columns["banned"] = _lists([each.banned for each in edits])
+    return columns
+
+
+def _lists(*arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+    """Offsets int64 ``[R + 1]``, then each row's arrays end to end."""
+    offsets = np.array([0, *accumulate(map(len, arrays[0]))], np.int64)
+    return offsets, *(np.concatenate(each) for each in arrays)

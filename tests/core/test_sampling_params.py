@@ -25,9 +25,12 @@ FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
 
 def test_the_defaults_are_the_ecosystems() -> None:
     expected: dict[str, Any] = {
-        "n": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "seed": None, "stop": (),
+        "n": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
+        "allowed_token_ids": None, "banned_token_ids": (), "forced_token_ids": (), "seed": None, "stop": (),
         "stop_token_ids": (), "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None,
-        "prompt_logprobs": None, "skip_special_tokens": True, "include_stop_str_in_output": False,
+        "logprobs_mode": "raw", "prompt_logprobs": None, "skip_special_tokens": True, "include_stop_str_in_output": False,
+        "extra": {},
     }  # fmt: skip
     assert attrs.asdict(SamplingParams()) == expected
 

@@ -88,8 +88,8 @@ def test_two_for_an_exclusive_seam_fail_naming_both(grammar: Install) -> None:
 
 
 def test_two_components_of_one_name_fail_naming_both(install: Install) -> None:
-    install("first", "logits_processor", component="same")
-    install("second", "logits_processor", component="same")
+    install("first", "kv_connector", component="same")
+    install("second", "kv_connector", component="same")
     with pytest.raises(PluginError, match=r"'same' \(dist-first 1.0\) and 'same' \(dist-second 1.0\)"):
         manager("first", "second")
 
@@ -116,16 +116,16 @@ def test_a_plugin_named_twice_counts_once(grammar: Install) -> None:
 
 def test_a_chain_is_ordered_by_before_and_after_then_by_distribution(install: Install) -> None:
     code = THING
-    install("a", "logits_processor", code.format(label="a"), distribution="z-last")
-    install("b", "logits_processor", code.format(label="b"), distribution="a-first", extra='after = ["c"]')
-    install("c", "logits_processor", code.format(label="c"), distribution="m-middle")
+    install("a", "kv_connector", code.format(label="a"), distribution="z-last")
+    install("b", "kv_connector", code.format(label="b"), distribution="a-first", extra='after = ["c"]')
+    install("c", "kv_connector", code.format(label="c"), distribution="m-middle")
     for names in (("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c")):
-        assert [p.label for p in manager(*names).chain("logits_processor")] == ["c", "b", "a"]
+        assert [p.label for p in manager(*names).chain("kv_connector")] == ["c", "b", "a"]
 
 
 def test_contradicting_orders_name_their_owners(install: Install) -> None:
-    install("a", "logits_processor", extra='before = ["b"]')
-    install("b", "logits_processor", extra='before = ["a"]')
+    install("a", "kv_connector", extra='before = ["b"]')
+    install("b", "kv_connector", extra='before = ["a"]')
     with pytest.raises(PluginError, match=r"contradict each other: 'a' \(dist-a 1.0\), 'b' \(dist-b 1.0\)"):
         manager("a", "b")
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_core.interfaces.sampler import Sampler, SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.sampling import DefaultSampler, SamplingState
 from deepinfer_core.sampling_params import SamplingParams
 
 SAMPLER = DefaultSampler(num_threads=2)
@@ -23,8 +23,8 @@ def logits(rows: int, vocab: int = 300, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def row(seed: int = 0, position: int = 0, banned: tuple[int, ...] = (), **params: Any) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, position, banned)
+def row(seed: int = 0, position: int = 0, **params: Any) -> SamplingRow:
+    return SamplingState("", SamplingParams(**params), seed, []).row(position)
 
 
 def test_it_fills_the_seam() -> None:
@@ -61,7 +61,7 @@ def test_a_seeded_row_does_not_notice_its_neighbours(size: int) -> None:
         row(SamplingParams().resolve_seed(rng), 3),
         row(7, 5, temperature=0.8),
         row(temperature=0.0),
-        row(42, 5, banned=tuple(range(300))),
+        row(42, 5, banned_token_ids=[*range(300)]),
     ]
     for place in range(size):
         rows = [rng.choice(neighbours) for _ in range(size)]
@@ -87,7 +87,10 @@ def test_stop_ids_are_banned_until_min_tokens_are_out(num_output_tokens: int, mi
     params = SamplingParams(temperature=0, min_tokens=min_tokens)
     batch = torch.zeros(1, 4)
     batch[0, 1], batch[0, 3] = 9.0, 8.0
-    out = SAMPLER.sample(batch, [SamplingRow.of(params, 0, 50, num_output_tokens, (1, 3))])
+    state = SamplingState("", params, 0, [], (1, 3))
+    for _ in range(num_output_tokens):
+        state.append(0)
+    out = SAMPLER.sample(batch, [state.row(50)])
     assert out.token_ids.tolist() == [0 if num_output_tokens < min_tokens else 1]
 
 

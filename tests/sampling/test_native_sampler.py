@@ -80,14 +80,16 @@ def native(
     banned: list[list[int]] | None = None,
     num_threads: int = 1,
     isa: str = "best",
+    **edits: Any,
 ) -> tuple[NDArray[Any], ...]:
-    """Call the native sampler; scalars stand for every row."""
+    """Call the native sampler; scalars stand for every row, and ``edits`` go as they are."""
     rows = len(logits)
 
     def column(value: object, dtype: type[np.generic]) -> NDArray[Any]:
         return np.array(value if isinstance(value, list) else [value] * rows, dtype)
 
-    banned = banned or [[] for _ in range(rows)]
+    if banned is not None:
+        edits["banned"] = np.cumsum([0, *map(len, banned)]), np.array([*chain.from_iterable(banned)], np.int32)
     outputs: tuple[NDArray[Any], ...] = _C.Sampler(num_threads=num_threads, isa=isa).sample(
         logits,
         temperature=column(temperature, np.float64),
@@ -97,8 +99,7 @@ def native(
         seed=column(seed, np.uint64),
         position=column(position, np.int64),
         num_logprobs=column(num_logprobs, np.int32),
-        banned_offsets=np.cumsum([0, *map(len, banned)]),
-        banned_ids=np.array([*chain.from_iterable(banned)], np.int32),
+        **edits,
     )
     return outputs
 
