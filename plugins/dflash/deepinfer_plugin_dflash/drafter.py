@@ -108,7 +108,7 @@ class BlockDrafter(nn.Module):
         if tap is not None:
             tap("mtp.norm_in", hidden)
             tap("mtp.norm_out", normed)
-        logits = self._logits(normed).view(size, count, -1)
+        logits = self._logits(normed).unflatten(0, (size, count))
         drafts, confidences, previous = [], [], batch.token_ids
         for depth in range(size):
             embedding = last.markov_head.embedding(previous)
@@ -131,4 +131,4 @@ class BlockDrafter(nn.Module):
         for stage in self._stages:
             streams, pre = stage.run(step, streams, pre)
         hidden: Tensor = self._kernels.hyper_connection_collapse(streams, pre)
-        return hidden.view(len(batch), size, -1).transpose(0, 1).contiguous()
+        return hidden.unflatten(0, (len(batch), size)).transpose(0, 1).contiguous()
