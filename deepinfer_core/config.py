@@ -124,7 +124,9 @@ class ModelConfig:
 class CacheConfig:
     """Memory for keys and values, in pages of :data:`~deepinfer_core.interfaces.cache.PAGE_TOKENS` tokens."""
 
-    num_pages: int | None = attrs.field(default=None, validator=_integer(1, _MAX_COUNT - 1, none_means="from the memory"))
+    num_pages: int | None = attrs.field(
+        default=None, validator=_integer(1, _MAX_COUNT - 1, none_means="from the memory")
+    )
     """Pages that sequences can use (the null page is not one of them)."""
     kv_cache_memory: int | None = attrs.field(
         default=None,

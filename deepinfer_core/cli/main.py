@@ -1,13 +1,14 @@
 """The ``deepinfer`` command. Nothing is imported before the subcommand is known, and torch only by those
 that compute.
 
-Exit codes: 0 ok; 1 an internal error (with traceback); 2 bad input (one paragraph on standard error);
-130 interrupted; 141 the reader of the output went away.
+Exit codes: 0 ok; 1 an internal error (with traceback); 2 bad input, or output that cannot be written (one
+paragraph on standard error); 130 interrupted; 141 the reader of the output went away.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import logging
@@ -34,12 +35,16 @@ COMMANDS: Final = {
 }
 #: They must work whatever state the environment is in: they are how one finds out.
 _DIAGNOSTIC: Final = frozenset({"models", "plugins", "env"})
+#: What a full disk, a quota or a broken device make of a write.
+_CANNOT_WRITE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
+    if sys.stdout is None:
+        return _refuse(name, DeepInferError("standard output is closed; redirect it to a file or to /dev/null"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 stops nothing
     try:
@@ -53,12 +58,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes once more
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in _CANNOT_WRITE:
+            return _report_internal_error()
+        _discard_output()
+        return _refuse(name, DeepInferError(f"cannot write the output: {error.strerror}"))
     except Exception:
-        traceback.print_exc()
-        print("deepinfer: internal error, please report it with the lines above", file=sys.stderr)
-        return 1
+        return _report_internal_error()
+
+
+def _discard_output() -> None:
+    """What is still buffered would be written once more at the exit, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report_internal_error() -> int:
+    traceback.print_exc()
+    print("deepinfer: internal error, please report it with the lines above", file=sys.stderr)
+    return 1
 
 
 def _run_command(name: str, arguments: list[str]) -> int:

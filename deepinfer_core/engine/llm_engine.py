@@ -21,7 +21,7 @@ from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
 from deepinfer_core.engine.kv_hooks import KvHooks
 from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
-from deepinfer_core.errors import GenerationError, RequestError
+from deepinfer_core.errors import ConfigError, GenerationError, RequestError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.sampler import SamplingRow
 from deepinfer_core.model_loader.resolve import open_model
@@ -363,9 +363,13 @@ class LLMEngine:
         return load_tokenizer(folder)
 
     def _eos_token_ids(self) -> tuple[int, ...]:
-        if self.hf_config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
-            return self.hf_config.eos_token_ids
-        return (self.tokenizer.eos_token_id,)
+        ids = self.hf_config.eos_token_ids
+        if not ids and self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            ids = (self.tokenizer.eos_token_id,)
+        vocab_size = self.worker.arch_config.vocab_size
+        if any(token >= vocab_size for token in ids):
+            raise ConfigError(f"eos_token_id must be below the vocabulary's size {vocab_size}, got {list(ids)}")
+        return ids
 
     def _make_scheduler(self) -> _C.Scheduler:
         limits, runner = self.config.scheduler, self.worker.runner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -89,3 +90,16 @@ def test_an_interrupt_while_generating_ends_with_130() -> None:
     assert process.returncode == 130
     assert b"Traceback" not in error
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [(">&-", "standard output is closed"), (">/dev/full", "cannot write the output: No space left on device")],
+)
+def test_output_that_cannot_be_written_ends_with_2(options: list[str], redirection: str, message: str) -> None:
+    command = shlex.join([sys.executable, "-m", "deepinfer_core.cli.main", "generate", *OPTIONS, *options, "Hello"])
+    result = subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"deepinfer generate: error: {message}")
+    assert result.stderr.count("\n") == 1

@@ -138,11 +138,16 @@ def test_pages_are_useful_and_fit(page, useful, free):
 
 
 def test_pages_as_asked_for():
-    sizes = {"page_bytes": 1000, "useful_pages": 50, "free_bytes": 0}
+    sizes = {"page_bytes": 1000, "useful_pages": 50, "free_bytes": 20_000}
     assert CacheConfig(num_pages=7).resolve_num_pages(**sizes) == 7
     assert CacheConfig(kv_cache_memory=20_999).resolve_num_pages(**sizes) == 20
     with pytest.raises(ConfigError, match="raise kv_cache_memory"):
         CacheConfig(kv_cache_memory=999).resolve_num_pages(**sizes)
+    with pytest.raises(ConfigError, match="num_pages 21 takes 21000 bytes but only 20000 are free"):
+        CacheConfig(num_pages=21).resolve_num_pages(**sizes)
+    with pytest.raises(ConfigError, match="only 20000 bytes are free; lower kv_cache_memory"):
+        CacheConfig(kv_cache_memory=21_000).resolve_num_pages(**sizes)
+    assert CacheConfig(kv_cache_memory=10**9).resolve_num_pages(**{**sizes, "free_bytes": 50_000}) == 50
 
 
 def test_a_model_without_pages():

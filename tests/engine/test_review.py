@@ -265,7 +265,6 @@ def test_the_smallest_engine_gives_the_same_tokens(llm: LLM) -> None:
     [
         ({"num_pages": 10**9}, "num_pages"),
         ({"num_pages": 10**30}, "num_pages"),
-        ({"num_pages": None, "kv_cache_memory": "100000TiB"}, "kv_cache_memory"),
         ({"max_num_batched_tokens": 2**31}, "max_num_batched_tokens"),
     ],
 )
