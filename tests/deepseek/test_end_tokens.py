@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_core import LLM, SamplingParams
+from deepinfer_core.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
 PROMPT = [0, 72, 338, 345, 423]
@@ -72,3 +73,11 @@ def test_not_before_min_tokens(folder, tokens):
     at = tokens.index(end_token(tokens))
     completion = run(folder(), SamplingParams(temperature=0, max_tokens=LENGTH, min_tokens=at + 1))
     assert len(completion.token_ids) > at + 1 and end_token(tokens) not in completion.token_ids[: at + 1]
+
+
+def test_an_end_token_beyond_the_vocabulary_is_refused(folder):
+    """It could never be drawn, and banning it before min_tokens would fail the step of everyone."""
+    path = folder()
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 600]}))
+    with pytest.raises(ConfigError, match=r"eos_token_id must be below the vocabulary's size 512, got \[1, 600\]"):
+        LLM(path, max_num_seqs=1, num_pages=1, use_tqdm=False, disable_log_stats=True)
