@@ -167,8 +167,8 @@ class CacheConfig:
             )
         if pages * page_bytes > free_bytes:
             raise ConfigError(
-                f"kv_cache_memory {budget} gives {pages} useful pages of {page_bytes} bytes but only {free_bytes} bytes "
-                "are free; lower kv_cache_memory"
+                f"kv_cache_memory {budget} gives {pages} useful pages of {page_bytes} bytes but only {free_bytes} "
+                "bytes are free; lower kv_cache_memory"
             )
         return pages
 

@@ -69,7 +69,7 @@ def test_a_stream_ends_with_an_error_when_someone_else_took_its_output(llm: LLM)
 
 @pytest.mark.parametrize("huge", [2**31, 2**63, 10**30])
 def test_counts_of_any_size_are_served(llm: LLM, huge: int) -> None:
-    params = SamplingParams(temperature=0, max_tokens=huge, stop_token_ids=list(range(512)))
+    params = SamplingParams(temperature=0, max_tokens=huge, stop_token_ids=tuple(range(512)))
     assert [len(ids) for ids in tokens(llm, ["x", "y"], params)] == [1, 1]
     long = SamplingParams(temperature=0, max_tokens=None, min_tokens=huge, top_k=huge, ignore_eos=True)
     stream = llm.stream("x", long)
@@ -136,7 +136,7 @@ def raising(name: str) -> Raising:
 @pytest.mark.parametrize("name", HOOKS)
 def test_after_a_hook_has_raised_the_engine_still_serves_and_forgets_nobody(name: str, llm: LLM) -> None:
     plugin = raising(name)
-    hopeless = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, stop_token_ids=list(range(512)))
+    hopeless = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, stop_token_ids=tuple(range(512)))
     with small(plugin) as hooked:
         try:
             hooked.generate(["a", "b"], hopeless if name == "on_error" else GREEDY, use_tqdm=False)
