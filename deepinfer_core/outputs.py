@@ -13,8 +13,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @attrs.frozen(slots=True)
 class Logprob:
-    """Log-probability of one token under the raw logits, before temperature, bans and filters.
+    """Log-probability of one token, raw or processed as ``SamplingParams.logprobs_mode`` says.
 
+    logprob: -inf for a forced token that could not have been drawn.
     rank: 1 for the most likely token; equal logits rank by id.
     """
 
@@ -87,7 +88,8 @@ class RequestOutput:
     """The state of one request; the last one has ``finished`` set, exactly once.
 
     prompt: None when the prompt came as token ids.
-    prompt_logprobs: always None for now.
+    prompt_logprobs: one entry per prompt token, None for the first; None throughout unless
+        ``SamplingParams.prompt_logprobs`` asked for them. Shorter if the request ended before its prompt was computed.
     outputs: one completion; it is there for a refused request too, empty.
     error: why the request was refused or failed; None otherwise.
     """

@@ -98,13 +98,20 @@ def _token_ids(name: str, rule: str, value: object, ordered: bool = False) -> tu
     return ids if ordered else tuple(sorted(set(ids)))
 
 
-def _token_ids_field(name: str, *, ordered: bool = False) -> Any:
-    rule = "None or a list of token ids >= 0"
+_IDS = "None or a list of token ids >= 0"
 
-    def convert(value: object) -> tuple[int, ...]:
-        return () if value is None else _token_ids(name, rule, value, ordered)
 
-    return attrs.field(default=(), converter=convert)
+# Each a function of its own: type checkers learn from it what the field accepts.
+def _stop_token_ids(value: object) -> tuple[int, ...]:
+    return () if value is None else _token_ids("stop_token_ids", _IDS, value)
+
+
+def _banned_token_ids(value: object) -> tuple[int, ...]:
+    return () if value is None else _token_ids("banned_token_ids", _IDS, value)
+
+
+def _forced_token_ids(value: object) -> tuple[int, ...]:
+    return () if value is None else _token_ids("forced_token_ids", _IDS, value, ordered=True)
 
 
 def _allowed_token_ids(value: object) -> tuple[int, ...] | None:
@@ -196,13 +203,13 @@ class SamplingParams:
     repetition_penalty: float = _real_field("repetition_penalty", 1.0, "a finite number > 0", lambda v: v > 0)
     logit_bias: FrozenDict[int, float] = attrs.field(default=FrozenDict(), converter=_logit_bias)
     allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_allowed_token_ids)
-    banned_token_ids: tuple[int, ...] = _token_ids_field("banned_token_ids")
-    forced_token_ids: tuple[int, ...] = _token_ids_field("forced_token_ids", ordered=True)
+    banned_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_banned_token_ids)
+    forced_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_forced_token_ids)
     seed: int | None = _integer_field(
         "seed", None, "None or an integer in [0, 2**64)", lambda v: 0 <= v < 2**64, optional=True
     )
     stop: tuple[str, ...] = attrs.field(default=(), converter=_stop_strings)
-    stop_token_ids: tuple[int, ...] = _token_ids_field("stop_token_ids")
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_stop_token_ids)
     ignore_eos: bool = _flag_field("ignore_eos", False)
     max_tokens: int | None = _integer_field(
         "max_tokens", 16, "None or an integer >= 1", lambda v: v >= 1, optional=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "cumulative_logprob": completion.cumulative_logprob,
+        "cumulative_logprob": _finite(completion.cumulative_logprob),
         "logprobs": completion.logprobs and [_position_as_json(position) for position in completion.logprobs],
         "prompt_logprobs": output.prompt_logprobs
         and [position and _position_as_json(position) for position in output.prompt_logprobs],
@@ -89,4 +90,12 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
 
 
 def _position_as_json(position: Mapping[int, Logprob]) -> list[dict[str, Any]]:
-    return [{"token_id": token, **attrs.asdict(entry)} for token, entry in position.items()]
+    return [
+        {"token_id": token, **attrs.asdict(entry), "logprob": _finite(entry.logprob)}
+        for token, entry in position.items()
+    ]
+
+
+def _finite(logprob: float | None) -> float | None:
+    """None for the -inf of a token that could not be drawn (a forced one): JSON has no infinities."""
+    return None if logprob is None or math.isinf(logprob) else logprob

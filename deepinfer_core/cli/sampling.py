@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 import attrs
@@ -12,6 +13,35 @@ from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.sampling_params import SamplingParams
 
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be token ids separated by commas, got {text!r}") from None
+
+
+def _biases(text: str) -> dict[int, float]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        biases = {int(token): float(bias) for token, bias in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be like 17:5,42:-100 (token id:bias), got {text!r}") from None
+    if len(biases) < len(pairs):
+        raise argparse.ArgumentTypeError(f"must name each token id once, got {text!r}")
+    return biases
+
+
+def _json_table(text: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON ({error}), got {text!r}") from None
+    if not isinstance(table, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return table
+
+
 #: Options of the group "sampling": the field of SamplingParams, how to read it, its placeholder, its help.
 _SAMPLING: tuple[tuple[str, Any, str, str], ...] = (
     ("max_tokens", int, "N", "longest output, in tokens"),
@@ -20,9 +50,19 @@ _SAMPLING: tuple[tuple[str, Any, str, str], ...] = (
     ("top_k", int, "K", "keep the K most likely tokens; -1 keeps all"),
     ("top_p", float, "P", "keep the most likely tokens that hold this share of the probability"),
     ("min_p", float, "P", "keep tokens at least this share as likely as the most likely one"),
+    ("presence_penalty", float, "P", "in [-2, 2]: taken from the logits of tokens that the output has"),
+    ("frequency_penalty", float, "P", "in [-2, 2]: the same, times how often the output has the token"),
+    ("repetition_penalty", float, "P", "above 1: tokens of the prompt and the output become less likely"),
+    ("logit_bias", _biases, "IDS", "added to logits, like 17:5,42:-100: pairs of token id and bias in [-100, 100]"),
+    ("allowed_token_ids", _ids, "IDS", "the only tokens that may be drawn; token ids separated by commas"),
+    ("banned_token_ids", _ids, "IDS", "tokens that must not be drawn"),
+    ("forced_token_ids", _ids, "IDS", "what the output begins with"),
     ("seed", int, "N", "the same seed gives the same tokens"),
+    ("stop_token_ids", _ids, "IDS", "token ids that end the output"),
     ("logprobs", int, "N", "with --json: logprobs of the chosen and of the N most likely tokens"),
-    ("prompt_logprobs", int, "N", "with --json: the same for each token of the prompt"),
+    ("logprobs_mode", str, "MODE", "raw: of the model's logits; processed: of what tokens are drawn from"),
+    ("prompt_logprobs", int, "N", "with --json: the same for each token of the prompt, raw"),
+    ("extra", _json_table, "JSON", "parameters for logits_processor plugins, by component name"),
 )
 _PREFIX = "sampling_"
 
@@ -34,16 +74,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> 
     group = parser.add_argument_group("sampling (where not given: as generation_config.json says)")
     known = {field.name: field.default for field in attrs.fields(SamplingParams)} | defaults
     for name, read, metavar, help in _SAMPLING:
-        default = "" if known[name] is None else f" (default: {known[name]})"
+        default = "" if known[name] in (None, (), {}) else f" (default: {known[name]})"
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, dest=_PREFIX + name, type=read, metavar=metavar, help=help + default)
     group.add_argument(
         "--stop", dest="sampling_stop", action="append", metavar="TEXT", help="text that ends the output; repeatable"
     )
-    group.add_argument(
-        "--stop-token-ids", dest="sampling_stop_token_ids", type=_ids, metavar="IDS",
-        help="token ids that end the output, separated by commas",
-    )  # fmt: skip
     group.add_argument(
         "--ignore-eos", dest="sampling_ignore_eos", action="store_const", const=True,
         help="do not stop at the model's end tokens",
@@ -58,10 +94,3 @@ def sampling_params(args: argparse.Namespace, engine_args: EngineArgs) -> Sampli
     given = {name: value for name, value in given.items() if value is not None}
     checkpoint = open_model(engine_args.model, PluginManager(engine_args.plugins))
     return SamplingParams.from_dict({**args.sampling_defaults, **checkpoint.sampling_defaults, **given})
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be token ids separated by commas, got {text!r}") from None

@@ -29,8 +29,8 @@ def test_the_defaults_are_the_ecosystems() -> None:
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
         "allowed_token_ids": None, "banned_token_ids": (), "forced_token_ids": (), "seed": None, "stop": (),
         "stop_token_ids": (), "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None,
-        "logprobs_mode": "raw", "prompt_logprobs": None, "skip_special_tokens": True, "include_stop_str_in_output": False,
-        "extra": {},
+        "logprobs_mode": "raw", "prompt_logprobs": None, "skip_special_tokens": True,
+        "include_stop_str_in_output": False, "extra": {},
     }  # fmt: skip
     assert attrs.asdict(SamplingParams()) == expected
 
