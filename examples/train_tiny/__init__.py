@@ -1,0 +1,1 @@
+"""How the tiny model is made: data, training, drafter, export. Run its modules from ``examples/``."""
