@@ -104,7 +104,8 @@ def test_the_order_does_not_depend_on_the_directory_order(install: Install, monk
     for shuffled in (points, points[::-1], points[3:] + points[:3]):
         monkeypatch.setattr(importlib_metadata, "entry_points", lambda group, found=shuffled: found)
         orders.append([r.name for r in discover()])
-    assert orders[0] == ["core", "a", "b", "c", "cpu", "d", "deepseek"]
+    assert orders[0][0] == "core" and orders[0][1:] == sorted(orders[0][1:])
+    assert {"a", "b", "c", "d"} < set(orders[0])
     assert orders[1:] == orders[:1] * 2
 
 
