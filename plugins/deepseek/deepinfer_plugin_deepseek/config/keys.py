@@ -39,6 +39,11 @@ def multiple_of(step: int) -> Rule:
     return Rule(f"a positive multiple of {step}", lambda value: value > 0 and value % step == 0)
 
 
+def from_one_to(limit: int) -> Rule:
+    """A count of what is enumerated one by one at start-up: a mistyped one is refused, not waited for."""
+    return Rule(f"from 1 to {limit}", lambda value: 1 <= value <= limit)
+
+
 def an_integer(value: object) -> int:
     """An int, not a bool and not a float."""
     if isinstance(value, int) and not isinstance(value, bool):

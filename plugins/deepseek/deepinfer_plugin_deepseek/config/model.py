@@ -17,6 +17,7 @@ from .keys import (
     a_bool,
     a_number,
     an_integer,
+    from_one_to,
     key,
     not_negative,
     one_or_more_integers,
@@ -93,7 +94,7 @@ _NOTHING: tuple[object, ...] = (MISSING, None, 0, [], ())
 class DeepseekV41Config:
     """Everything the DeepSeek-V4.1 model needs to know, validated."""
 
-    vocab_size: int = key(an_integer, "vocab_size", rule=positive)
+    vocab_size: int = key(an_integer, "vocab_size", rule=from_one_to(2**24))
     hidden_size: int = key(an_integer, "hidden_size", "dim", rule=positive)
     num_layers: int = key(an_integer, "num_hidden_layers", "n_layers", rule=positive)
     rms_norm_eps: float = key(a_number, "rms_norm_eps", "norm_eps", rule=not_negative)

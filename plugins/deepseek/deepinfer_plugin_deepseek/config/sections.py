@@ -18,6 +18,7 @@ from .keys import (
     above_zero,
     an_integer,
     even,
+    from_one_to,
     integers,
     key,
     multiple_of,
@@ -89,7 +90,7 @@ class IndexerConfig:
 class MoeConfig:
     """Routed and shared experts of every layer. ``intermediate_size`` is one expert's width."""
 
-    num_routed_experts: int = key(an_integer, "n_routed_experts", rule=positive)
+    num_routed_experts: int = key(an_integer, "n_routed_experts", rule=from_one_to(2**16))
     num_shared_experts: int = key(an_integer, "n_shared_experts", rule=positive, default=1)
     num_experts_per_token: int = key(an_integer, "num_experts_per_tok", "n_activated_experts", rule=positive)
     intermediate_size: int = key(an_integer, "moe_intermediate_size", "moe_inter_dim", rule=positive)
@@ -107,8 +108,8 @@ class MoeConfig:
 class HyperConnectionConfig:
     """Manifold-constrained hyper-connections: ``mult`` residual streams."""
 
-    mult: int = key(an_integer, "hc_mult", rule=positive)
-    sinkhorn_iters: int = key(an_integer, "hc_sinkhorn_iters", rule=positive)
+    mult: int = key(an_integer, "hc_mult", rule=from_one_to(64))
+    sinkhorn_iters: int = key(an_integer, "hc_sinkhorn_iters", rule=from_one_to(1024))
     eps: float = key(a_number, "hc_eps", rule=above_zero)
 
 
