@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from tqdm import tqdm
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from deepinfer_core.plugins import PluginRow
     from deepinfer_core.tokenizer import Tokenizer
+
+#: Messages in order, each with ``role`` and ``content``.
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 
 #: A run shorter than this many seconds shows no progress bar.
 _BAR_DELAY = 1.0
@@ -64,7 +67,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: one RequestOutput per prompt, in order, whatever happens to it.
 
-        A prompt is text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
+        A prompt is text, a list of token ids, or a dict with ``prompt``, ``prompt_token_ids`` or ``messages`` (as
+        for :meth:`chat`).
         sampling_params: one for all, or one per prompt; None takes the checkpoint's defaults.
         use_tqdm: show a progress bar on work longer than a second; or what to make it with.
 
@@ -92,6 +96,30 @@ class LLM:
             bar.close()
         return [done[request_id] for request_id in order]
 
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Continue conversations: one RequestOutput per conversation, in order, as :meth:`generate`.
+
+        messages: a conversation, or a list of them. A conversation is a list of dicts, each with ``role`` and
+            ``content``; the checkpoint's chat template makes text of it, which the output's ``prompt`` shows.
+        add_generation_prompt: end the text where the assistant's reply begins.
+
+        To stream a reply: ``stream({"messages": conversation})``. Raises RequestError if the checkpoint has no
+        chat template.
+        """
+        self.get_tokenizer().require_chat_template()
+        prompts: list[Prompt] = [
+            {"messages": conversation, "add_generation_prompt": add_generation_prompt}
+            for conversation in _as_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionOutput]:
         """Complete one prompt piece by piece; each piece holds only what is new.
 
@@ -107,8 +135,8 @@ class LLM:
         next(pieces)  # begun: closing or dropping it now runs its clean-up, even if nobody ever asks for a piece
         return cast("Iterator[CompletionOutput]", pieces)
 
-    def abort(self, request_ids: str | Iterable[str]) -> None:
-        """End requests early; their outputs so far come with finish reason ``abort``."""
+    def abort(self, request_ids: str | Iterable[str] | None = None) -> None:
+        """End requests (None: all) early; their outputs so far come with finish reason ``abort``."""
         with self._lock:
             self.engine.abort_request(request_ids)
 
@@ -224,6 +252,17 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if items and not any(isinstance(item, str | Mapping | Sequence) or hasattr(item, "__len__") for item in items):
         return [items]
     return items
+
+
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Any]:
+    """A list of conversations; a single one, known by a message in it, becomes a list of one."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages must be a list of dicts with 'role' and 'content', or a list of such lists, "
+            f"got {type(messages).__name__}"
+        )
+    is_single = any(isinstance(item, Mapping) for item in messages)
+    return [messages] if is_single else list(messages)
 
 
 def _params_per_prompt(

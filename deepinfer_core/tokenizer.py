@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,27 @@ class Tokenizer:
         """Text of ``token_ids``; U+FFFD where their bytes are no text."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def require_chat_template(self) -> None:
+        """Raise RequestError unless the checkpoint came with a chat template."""
+        if not self.hf.chat_template:
+            raise RequestError(
+                "this checkpoint's tokenizer has no chat template; add a chat_template.jinja beside its "
+                "tokenizer.json, or write the conversation as text for generate()"
+            )
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """The conversation as text, special tokens included. Raises RequestError if the template refuses it."""
+        self.require_chat_template()
+        from jinja2 import TemplateError
+
+        try:
+            text = self.hf.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RequestError(f"the chat template refuses this conversation: {error}") from error
+        return str(text)
 
     def token_text(self, token_id: int) -> str:
         """The token decoded alone, special or not."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "generate": "complete prompts",
+    "chat": "converse with a model, line by line",
     "inspect": "show a checkpoint's config and layer plan",
     "models": "list the checkpoints that installed packages ship",
     "plugins": "list plugins, their state and the reason",

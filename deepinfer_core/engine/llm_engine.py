@@ -19,6 +19,7 @@ from deepinfer_core.engine import output_processor
 from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
 from deepinfer_core.engine.kv_hooks import KvHooks
+from deepinfer_core.engine.prompt_scoring import PromptScoring
 from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
 from deepinfer_core.errors import ConfigError, GenerationError, RequestError
@@ -27,14 +28,22 @@ from deepinfer_core.interfaces.sampler import SamplingRow
 from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.outputs import RequestMetrics, RequestOutput
 from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.sampling import SamplingState
+from deepinfer_core.sampling.processors import check_extra
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
+from deepinfer_core.worker.step_rows import StepRows
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces.sampler import SamplerOutput
     from deepinfer_core.outputs import FinishReason
+    from deepinfer_core.worker.step_rows import StepResult
 
 logger = logging.getLogger(__name__)
+
+_NOTHING_TO_DRAW = (
+    "no token could be drawn: every token is banned, not allowed or has a logit of -inf, or a logit is NaN or +inf"
+)
 
 
 class LLMEngine:
@@ -52,6 +61,7 @@ class LLMEngine:
         self.manager.resolve(self.hf_config.architecture)
         self.hooks = self.manager.hooks
         self.tokenizer = self._load_tokenizer()
+        self._processors = self.manager.named("logits_processor")
         self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
         self.eos_token_ids = self._eos_token_ids()
         self.scheduler = self._make_scheduler()
@@ -69,6 +79,7 @@ class LLMEngine:
         self._ready: list[RequestOutput] = []
         """Outputs that :meth:`step` has not returned; more than a step's only after an exception."""
         self._unannounced: deque[RequestOutput] = deque()
+        self._scoring = PromptScoring(self.tokenizer)
         self._deferred = DeferredRelease()
         self._rng = random.Random(config.model.seed)
         self._kv_hooks = KvHooks(self.hooks, self.worker.runner.caches)
@@ -90,7 +101,8 @@ class LLMEngine:
             raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
         vocab_size, longest = self.worker.arch_config.vocab_size, self.worker.max_model_len
         params.check_vocabulary(vocab_size)
-        text, ids = prompt_parts(prompt)
+        is_processed = check_extra(params, self._processors)
+        text, ids = prompt_parts(prompt, self.tokenizer)
         token_ids = tokenize_prompt(text, ids, self.tokenizer)
         tokens = check_prompt(token_ids, vocab_size)
         stop_ids = tuple(sorted({*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}))
@@ -102,7 +114,7 @@ class LLMEngine:
                 request_id,
                 tokens,
                 max_tokens=min(params.max_tokens or longest, longest),
-                min_tokens=min(params.min_tokens, longest),
+                min_tokens=min(params.tokens_before_stop, longest),
                 stop_token_ids=list(stop_ids),
             )
         except ValueError as error:
@@ -113,12 +125,20 @@ class LLMEngine:
             text,
             token_ids,
             params,
-            params.resolve_seed(self._rng),
+            SamplingState(
+                request_id,
+                params,
+                params.resolve_seed(self._rng),
+                token_ids,
+                stop_ids,
+                is_processed=is_processed,
+            ),
             stop_ids,
             detokenizer,
             RequestMetrics(arrival),
             stream,
         )
+        self._scoring.add(request)
         self._requests[handle] = request
         self._handles[request_id] = handle
         if self.hooks.on_request_added is not None:
@@ -129,8 +149,9 @@ class LLMEngine:
                 raise
         return request
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """End requests with finish reason ``abort``, in any state; unknown and finished ids are ignored."""
+    def abort_request(self, request_ids: str | Iterable[str] | None = None) -> None:
+        """End requests (None: all) with finish reason ``abort``, in any state; unknown and finished ids are ignored."""
+        request_ids = list(self._handles) if request_ids is None else request_ids
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             if request_id in self._handles:
                 self.scheduler.cancel(self._handles[request_id])
@@ -160,8 +181,9 @@ class LLMEngine:
             self._note_schedule(plan)
             if plan and self.hooks.post_schedule is not None:
                 self.hooks.post_schedule(plan)
-            sampled = self._execute_model(plan) if plan else None
-            self._apply_tokens(plan, sampled)
+            result = self._execute_model(plan) if plan else None
+            self._apply_tokens(plan, result)
+        sampled = None if result is None else result.sampled
         outputs = self._process_model_outputs(plan, sampled)
         self.stats.step(
             prefill_tokens=int(plan.num_tokens[~plan.is_decode].sum()) if plan else 0,
@@ -185,9 +207,9 @@ class LLMEngine:
             self._report_failure(failure)
             raise
 
-    def _execute_model(self, plan: _C.StepPlan) -> SamplerOutput | None:
+    def _execute_model(self, plan: _C.StepPlan) -> StepResult | None:
         """Run the plan's forward and draw tokens. A failure ends the requests in it, and no others."""
-        rows = self._sampling_rows(plan)
+        rows = StepRows(self._sampling_rows(plan), self._scoring.rows(plan))
         try:
             with self.stats.phase("execute"):
                 return self.worker.execute(plan, rows)
@@ -197,17 +219,20 @@ class LLMEngine:
             self._report_failure(error)
             return None
 
-    def _apply_tokens(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> None:
+    def _apply_tokens(self, plan: _C.StepPlan, result: StepResult | None) -> None:
         """Give a step's tokens to the scheduler and the requests."""
         if not plan:
             return
-        if self._kv_hooks.is_active and sampled is not None:
+        if self._kv_hooks.is_active and result is not None:
             self._kv_hooks.executed(plan, self._request_ids(plan))
         with self.stats.phase("process"):
-            tokens = np.full(plan.num_samples, -1, np.int32) if sampled is None else sampled.token_ids
+            tokens = np.full(plan.num_samples, -1, np.int32) if result is None else result.sampled.token_ids
+            if result is not None and result.prompt is not None:
+                for request in self._scoring.append(result.prompt):
+                    self.scheduler.finish(request.handle, "error")
             report = self.scheduler.commit(plan, tokens)
-            if sampled is not None:
-                self._append_tokens(plan, report, sampled)
+            if result is not None:
+                self._append_tokens(plan, report, result.sampled)
             self._collect_streamed(report)
 
     def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
@@ -235,9 +260,7 @@ class LLMEngine:
         positions = (plan.starts + plan.num_tokens)[plan.samples].tolist()
         for handle, position in zip(plan.handles[plan.samples].tolist(), positions, strict=True):
             request = self._requests[handle]
-            rows.append(
-                SamplingRow.of(request.params, request.seed, position, len(request.token_ids), request.stop_ids)
-            )
+            rows.append(request.sampling.row(position))
         return rows
 
     def _note_schedule(self, plan: _C.StepPlan) -> None:
@@ -259,11 +282,7 @@ class LLMEngine:
                 self.scheduler.finish(handle, "stop")
         for handle, row in row_of.items():
             if sampled.token_ids[row] < 0:
-                self._requests[
-                    handle
-                ].error = (
-                    "no token could be drawn: every token is banned or has a logit of -inf, or a logit is NaN or +inf"
-                )
+                self._requests[handle].error = sampled.errors.get(row, _NOTHING_TO_DRAW)
 
     def _collect_streamed(self, report: _C.CommitReport) -> None:
         for request in [self._requests[handle] for handle in report.handles.tolist()]:
@@ -296,6 +315,7 @@ class LLMEngine:
         """Terminal outputs, each request's exactly once; what they held is released at the next step."""
         for handle, reason in self.scheduler.take_finished():
             request = self._requests.pop(handle)
+            self._scoring.forget(request)
             del self._handles[request.request_id]
             self._ended.append((request, cast("FinishReason", reason)))
             if self.hooks.finalize_seq is not None:
@@ -349,7 +369,7 @@ class LLMEngine:
         with ExitStack() as last:
             last.callback(self.stats.close)
             last.callback(self._deferred.flush)
-            self.abort_request(list(self._handles))
+            self.abort_request()
             self._take_finished()
             self._announce()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ def append_token(request: Request, token: int, sampled: SamplerOutput, row: int,
     request.metrics.first_token_time = request.metrics.first_token_time or now
     request.metrics.last_token_time = now
     request.token_ids.append(token)
+    request.sampling.append(token)
     if request.params.logprobs is not None:
-        request.logprobs.append(_position_logprobs(token, sampled, row, tokenizer))
+        request.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
         request.cumulative_logprob += float(sampled.logprobs[row])
     if request.detokenizer is None or _is_silent_stop(request, token):
         return False
@@ -30,12 +32,15 @@ def append_token(request: Request, token: int, sampled: SamplerOutput, row: int,
 
 def _is_silent_stop(request: Request, token: int) -> bool:
     """Whether the token ends the request by its id, and leaves no text."""
-    ends = token in request.stop_ids and len(request.token_ids) > request.params.min_tokens
+    ends = token in request.stop_ids and len(request.token_ids) > request.params.tokens_before_stop
     return ends and not request.params.include_stop_str_in_output
 
 
-def _position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> PositionLogprobs:
-    """The most likely tokens' entries in order, then the chosen one's unless it is among them."""
+def position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> PositionLogprobs:
+    """The most likely tokens' entries in order, then that of ``token`` unless it is among them.
+
+    Tokens at -inf, which cannot be drawn, are not among the most likely, even if that leaves fewer than asked for.
+    """
 
     def entry(token_id: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
@@ -44,6 +49,7 @@ def _position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: 
     found = {
         int(sampled.top_ids[place]): entry(int(sampled.top_ids[place]), float(sampled.top_logprobs[place]), rank)
         for rank, place in enumerate(top, start=1)
+        if sampled.top_logprobs[place] > -math.inf
     }
     found.setdefault(token, entry(token, float(sampled.logprobs[row]), int(sampled.ranks[row])))
     return found
@@ -101,5 +107,6 @@ def _output(request: Request, text: str, begin: int, reason: FinishReason | None
         [completion],
         finished=reason is not None,
         metrics=request.metrics,
+        prompt_logprobs=request.prompt_logprobs,
         error=request.error,
     )

@@ -10,18 +10,22 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_core.engine.chat_prompt import render_chat
 from deepinfer_core.errors import RequestError, nearest
 
 if TYPE_CHECKING:
     from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
-    from deepinfer_core.outputs import Logprob, RequestMetrics
+    from deepinfer_core.outputs import Logprob, PositionLogprobs, RequestMetrics
+    from deepinfer_core.sampling import SamplingState
     from deepinfer_core.sampling_params import SamplingParams
     from deepinfer_core.tokenizer import Tokenizer
 
-#: Text, token ids, or a table with the key ``prompt`` or ``prompt_token_ids``.
+#: Text, token ids, or a table: ``prompt`` and ``prompt_token_ids``, or ``messages`` (a conversation, see
+#: :func:`deepinfer_core.engine.chat_prompt.render_chat`) and ``add_generation_prompt`` (default True).
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+_TEXT_KEYS = ("prompt", "prompt_token_ids")
+_CHAT_KEYS = ("messages", "add_generation_prompt")
 
 
 @attrs.define(eq=False)
@@ -34,8 +38,8 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    seed: int
-    """What its draws are keyed by; the request's own seed or one drawn at admission."""
+    sampling: SamplingState
+    """How its next token is drawn."""
     stop_ids: tuple[int, ...]
     """Token ids that end it: end-of-sequence ids unless ignored, and its own."""
     detokenizer: IncrementalDetokenizer | None
@@ -47,32 +51,38 @@ class Request:
     token_ids: list[int] = attrs.field(factory=list)
     logprobs: list[dict[int, Logprob]] = attrs.field(factory=list)
     cumulative_logprob: float = 0.0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """As far as the prompt is computed; None where not asked for."""
     reported_tokens: int = 0
     """Output tokens that streamed outputs have shown."""
     stop_reason: str | int | None = None
     error: str | None = None
 
 
-def prompt_parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+def prompt_parts(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | None]:
     """``(text, token ids)`` of a prompt, at least one of them given. Raises RequestError."""
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):
-        return _table_parts(prompt)
+        return _table_parts(prompt, tokenizer)
     if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray):
         ids: Sequence[Any] = prompt
         return None, ids
     raise RequestError(f"a prompt must be text, a list of token ids or a dict, got {type(prompt).__name__}")
 
 
-def _table_parts(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:
+def _table_parts(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | None]:
+    keys = (*_TEXT_KEYS, *_CHAT_KEYS)
     for name in prompt:
-        if name not in _PROMPT_KEYS:
-            known = ", ".join(_PROMPT_KEYS)
-            raise RequestError(f"unknown prompt key {name!r}{nearest(str(name), _PROMPT_KEYS)} (known: {known})")
+        if name not in keys:
+            raise RequestError(f"unknown prompt key {name!r}{nearest(str(name), keys)} (known: {', '.join(keys)})")
+    if "messages" in prompt:
+        if any(name in prompt for name in _TEXT_KEYS):
+            raise RequestError("a prompt dict must have either 'messages' or 'prompt' and 'prompt_token_ids'")
+        return render_chat(prompt["messages"], prompt.get("add_generation_prompt", True), tokenizer)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
-        raise RequestError("a prompt dict needs 'prompt' (text) or 'prompt_token_ids'")
+        raise RequestError("a prompt dict needs 'prompt' (text), 'prompt_token_ids' or 'messages' (a conversation)")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"prompt must be text, got {type(text).__name__}")
     return text, ids

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer_core.config import EngineConfig
@@ -12,15 +11,16 @@ from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.model import ModelContext
 from deepinfer_core.model_loader import CheckpointIndex, HFConfig, load_weights
 from deepinfer_core.model_loader.tied import warn_if_different
+from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
 from deepinfer_core.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from deepinfer_core._C import StepPlan
     from deepinfer_core.interfaces.model import ArchitectureConfig, Model
-    from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer
+    from deepinfer_core.worker.step_rows import StepResult, StepRows
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,10 @@ class Worker:
             self.arch_config.max_position_embeddings, (caches.num_pages - 1) * PAGE_TOKENS
         )
         """Longest sequence in tokens that the model and the cache allow."""
-        self.runner = ModelRunner(model, caches, manager.component("sampler"), self.backend.device)
+        sampler = with_processors(manager.component("sampler"), manager.named("logits_processor"))
+        self.runner = ModelRunner(model, caches, sampler, self.backend.device)
 
-    def execute(self, plan: StepPlan, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
         """Run one step."""
         return self.runner.execute(plan, rows)
 

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from deepinfer_core.errors import RequestError
 from deepinfer_core.sampling_params import SamplingParams
 
-NUMBERS = ["temperature", "top_p", "min_p"]
+NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
 INTEGERS = ["n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs"]
+BIAS_RULE = "None or a table from token ids >= 0 to biases in [-100, 100]"
+EXTRA_RULE = "None or a table from names to plain data (None, booleans, numbers, text, lists and tables of these)"
 FLAGS = ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
 
 
@@ -57,6 +59,41 @@ def test_the_defaults_are_the_ecosystems() -> None:
         ({"stop_token_ids": [1, -1]}, "stop_token_ids must be None or a list of token ids >= 0, got [1, -1]"),
         ({"stop_token_ids": 3}, "stop_token_ids must be None or a list of token ids >= 0, got 3"),
         ({"stop_token_ids": [True]}, "stop_token_ids must be None or a list of token ids >= 0, got True"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a finite number > 0, got 0.0"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be in [-2, 2], got 2.1"),
+        ({"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2], got -3.0"),
+        ({"logit_bias": {5: 101}}, f"logit_bias must be {BIAS_RULE}, got {{5: 101.0}}"),
+        ({"logit_bias": {-5: 1}}, f"logit_bias must be {BIAS_RULE}, got {{-5: 1.0}}"),
+        ({"logit_bias": {"x": 1}}, f"logit_bias must be {BIAS_RULE}, got 'x'"),
+        ({"logit_bias": {True: 1}}, f"logit_bias must be {BIAS_RULE}, got True"),
+        ({"logit_bias": {5: "1"}}, f"logit_bias must be {BIAS_RULE}, got '1'"),
+        ({"logit_bias": {5: float("nan")}}, f"logit_bias must be {BIAS_RULE}, got nan"),
+        ({"logit_bias": [5]}, f"logit_bias must be {BIAS_RULE}, got [5]"),
+        (
+            {"logit_bias": {5: 1, "5": 2}},
+            "logit_bias must be a table in which no token id comes twice, got {5: 1, '5': 2}",
+        ),
+        ({"allowed_token_ids": []}, "allowed_token_ids must be None or a non-empty list of token ids >= 0, got []"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be None or a non-empty list of token ids >= 0, got [-1]"),
+        ({"banned_token_ids": 5}, "banned_token_ids must be None or a list of token ids >= 0, got 5"),
+        ({"forced_token_ids": {5, 6}}, "forced_token_ids must be None or a list of token ids >= 0, got {5, 6}"),
+        ({"forced_token_ids": [5] * 17}, "forced_token_ids must be at most max_tokens (16), got 17 of them"),
+        (
+            {"allowed_token_ids": [2, 1], "banned_token_ids": [3, 2, 1]},
+            "allowed_token_ids must have an id that is not in banned_token_ids, got (1, 2)",
+        ),
+        (
+            {"allowed_token_ids": [1, 2], "banned_token_ids": [2], "stop_token_ids": [1], "min_tokens": 2},
+            "allowed_token_ids must have an id that is not in stop_token_ids while min_tokens is 2, got (1, 2)",
+        ),
+        ({"logprobs_mode": "cooked"}, "logprobs_mode must be 'raw' or 'processed', got 'cooked'"),
+        ({"logprobs_mode": None}, "logprobs_mode must be 'raw' or 'processed', got None"),
+        ({"extra": 3}, f"extra must be {EXTRA_RULE}, got 3"),
+        ({"extra": {"a": {"b": {1, 2}}}}, f"extra must be {EXTRA_RULE}, got {{1, 2}}"),
+        ({"extra": {3: 1}}, f"extra must be {EXTRA_RULE}, got the key 3, which is not text"),
+        ({"extra": {"a": float("inf")}}, f"extra must be {EXTRA_RULE}, got inf"),
+        ({"extra": {"a": len}}, f"extra must be {EXTRA_RULE}, got <built-in function len>"),
+        ({"presense_penalty": 1}, "SamplingParams has no field 'presense_penalty'; did you mean 'presence_penalty'?"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids must be None or a list of token ids >= 0, got '1'"),
         ({"temprature": 1}, "SamplingParams has no field 'temprature'; did you mean 'temperature'?"),
         ({"topk": 1}, "SamplingParams has no field 'topk'; did you mean 'top_k'?"),
@@ -114,8 +151,33 @@ def test_stops_are_normalised() -> None:
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams(stop=[], stop_token_ids=[])
 
 
+def test_token_ids_are_normalised_and_forced_ones_keep_their_order() -> None:
+    params = SamplingParams(allowed_token_ids={9, 3}, banned_token_ids=[5, 5], forced_token_ids=[7, 2, 7])
+    assert (params.allowed_token_ids, params.banned_token_ids) == ((3, 9), (5,))
+    assert params.forced_token_ids == (7, 2, 7)
+    assert SamplingParams(logit_bias={"7": 1, 3: -2}).logit_bias == {3: -2.0, 7: 1.0}
+    assert SamplingParams(logit_bias=None, extra=None) == SamplingParams(logit_bias={}, extra={})
+
+
+def test_masks_may_meet_where_forced_tokens_stand() -> None:
+    """Only drawn tokens need a choice."""
+    fields = {"allowed_token_ids": [1], "stop_token_ids": [1], "min_tokens": 2}
+    assert SamplingParams.from_dict({**fields, "forced_token_ids": [4, 4]}).tokens_before_stop == 2
+
+
+@pytest.mark.parametrize(("min_tokens", "forced", "expected"), [(0, 0, 0), (3, 2, 3), (1, 4, 3), (0, 1, 0)])
+def test_nothing_stops_before_min_tokens_or_the_last_forced_one(min_tokens: int, forced: int, expected: int) -> None:
+    params = SamplingParams(min_tokens=min_tokens, forced_token_ids=[5] * forced)
+    assert params.tokens_before_stop == expected
+
+
 def test_params_are_immutable_values() -> None:
-    params = SamplingParams(temperature=0.3, stop=["x"], seed=4)
+    params = SamplingParams(
+        temperature=0.3, stop=["x"], seed=4, logit_bias={7: 1}, forced_token_ids=[3, 1], extra={"a": {"b": [1, None]}}
+    )
+    for mapping in (params.logit_bias, params.extra, params.extra["a"]):
+        with pytest.raises(TypeError, match="frozen"):
+            mapping["b"] = 2
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         params.seed = 5  # type: ignore[misc]
     with pytest.raises(TypeError):
@@ -141,7 +203,12 @@ def test_a_missing_seed_is_drawn_anew_each_time() -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
-    SamplingParams(stop_token_ids=[511], logprobs=512).check_vocabulary(512)
+    SamplingParams(stop_token_ids=[511], logprobs=512, logit_bias={511: 1}).check_vocabulary(512)
+    for name in ("allowed_token_ids", "banned_token_ids", "forced_token_ids"):
+        with pytest.raises(RequestError, match=rf"{name} must be below the vocabulary's size 512, got \[512\]"):
+            SamplingParams.from_dict({name: [1, 512]}).check_vocabulary(512)
+    with pytest.raises(RequestError, match="banned_token_ids must leave a token to draw"):
+        SamplingParams(banned_token_ids=[0, 1]).check_vocabulary(2)
     with pytest.raises(RequestError, match=r"stop_token_ids must be below the vocabulary's size 512, got \[512, 600\]"):
         SamplingParams(stop_token_ids=[3, 600, 512]).check_vocabulary(512)
     with pytest.raises(RequestError, match="logprobs must be at most the vocabulary's size 512, got 513"):

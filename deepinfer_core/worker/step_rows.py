@@ -1,0 +1,41 @@
+"""What the engine wants of a step's rows, and what it gets. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
+
+
+@attrs.frozen(eq=False)
+class PromptRows:
+    """P rows of a step whose next token is known, a prompt's, and to be scored."""
+
+    rows: NDArray[np.int64]
+    """``[P]``, places among the step's rows."""
+    token_ids: NDArray[np.int32]
+    """``[P]``, the token that comes after each."""
+    num_logprobs: NDArray[np.int32]
+    """``[P]``, how many of the most likely tokens to name beside it."""
+
+
+@attrs.frozen(eq=False)
+class StepRows:
+    """sampling: how the token of each sampling sequence is drawn, in plan order. prompt: None where nobody asks."""
+
+    sampling: Sequence[SamplingRow]
+    prompt: PromptRows | None = None
+
+
+@attrs.frozen(eq=False)
+class StepResult:
+    """sampled: the drawn tokens. prompt: the prompt's tokens, scored; None as in :class:`StepRows`."""
+
+    sampled: SamplerOutput
+    prompt: SamplerOutput | None = None
