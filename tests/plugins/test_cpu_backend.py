@@ -90,15 +90,19 @@ def test_the_backend_reports_this_machine() -> None:
     assert 0 < available <= total
 
 
-def test_thread_counts_are_applied_and_checked() -> None:
+def test_thread_counts_are_applied_undone_and_checked() -> None:
+    import os
+
     import torch
 
-    backend, before = CpuBackend(), torch.get_num_threads()
+    from deepinfer_kernels import cpu
+
+    backend, before, usable = CpuBackend(), torch.get_num_threads(), len(os.sched_getaffinity(0))
     try:
-        backend.configure(None)
-        assert torch.get_num_threads() == before
         backend.configure(1)
-        assert torch.get_num_threads() == 1
+        assert (torch.get_num_threads(), cpu.get_num_threads()) == (1, 1)
+        backend.configure(None)
+        assert (torch.get_num_threads(), cpu.get_num_threads()) == (usable, usable)
         with pytest.raises(ValueError, match="num_threads must be at least 1, got 0"):
             backend.configure(0)
     finally:

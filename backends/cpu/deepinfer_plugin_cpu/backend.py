@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from deepinfer_plugin_cpu.memory import available_and_total
@@ -36,14 +37,16 @@ class CpuBackend:
         return available_and_total()
 
     def configure(self, num_threads: int | None) -> None:
-        """Set the number of threads of torch and of the kernels; None leaves both at their own default."""
-        if num_threads is None:
-            return
-        if num_threads < 1:
+        """Set the number of threads of the kernels and of torch; None is one per CPU this process may use.
+
+        The setting is the process's: of several engines, the last one made decides.
+        """
+        if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         import torch
 
         from deepinfer_kernels import cpu
 
-        torch.set_num_threads(num_threads)
-        cpu.set_num_threads(num_threads)
+        threads = num_threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
+        cpu.set_num_threads(threads)
