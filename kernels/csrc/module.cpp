@@ -96,8 +96,12 @@ struct Argument<const Drafts&> {
   using Type = std::tuple<Address, Address, Address, Address, int64_t, int64_t, int64_t>;
   static Drafts convert(Type value) {
     const auto [ring, block, slots, starts, ring_size, window, rows] = value;
-    return {at<const uint8_t>(ring),  at<const uint8_t>(block), at<const int32_t>(slots),
-            at<const int32_t>(starts), ring_size,               window,
+    return {at<const uint8_t>(ring),
+            at<const uint8_t>(block),
+            at<const int32_t>(slots),
+            at<const int32_t>(starts),
+            ring_size,
+            window,
             rows};
   }
 };
