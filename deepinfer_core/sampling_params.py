@@ -153,6 +153,11 @@ def _extra(value: object) -> FrozenDict[str, Any]:
     return frozen
 
 
+def _known_mode(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("raw", "processed"):
+        raise _refuse(attribute.name, "'raw' or 'processed'", value)
+
+
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request. Keyword-only, immutable, hashable; ``attrs.evolve`` makes variants.
@@ -216,9 +221,7 @@ class SamplingParams:
     )
     min_tokens: int = _integer_field("min_tokens", 0, "an integer >= 0", lambda v: v >= 0)
     logprobs: int | None = _integer_field("logprobs", None, "None or an integer >= 0", lambda v: v >= 0, optional=True)
-    logprobs_mode: LogprobsMode = attrs.field(
-        default="raw", validator=_within("'raw' or 'processed'", lambda v: v in ("raw", "processed"))
-    )
+    logprobs_mode: LogprobsMode = attrs.field(default="raw", validator=_known_mode)
     prompt_logprobs: int | None = _integer_field(
         "prompt_logprobs", None, "None or an integer >= 0", lambda v: v >= 0, optional=True
     )

@@ -70,6 +70,21 @@ def test_options_reach_the_engine_and_the_sampler(llm: Any) -> None:
     assert made.arguments["seed"] == 0  # --seed is the request's here
 
 
+def test_options_that_edit_logits_reach_the_sampler(llm: Any) -> None:
+    options = [
+        "--presence-penalty", "0.5", "--frequency-penalty", "-0.25", "--repetition-penalty", "1.5",
+        "--logit-bias", "17:5,42:-100", "--allowed-token-ids", "17,18", "--banned-token-ids", "18",
+        "--forced-token-ids", "4,3,4", "--logprobs-mode", "processed", "--extra", '{"bigrams": {"window": [1, 2]}}',
+    ]  # fmt: skip
+    assert generate("Hello", *options) == 0
+    params = llm.made[0].params
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.25, 1.5)
+    assert params.logit_bias == {17: 5.0, 42: -100.0}
+    assert (params.allowed_token_ids, params.banned_token_ids) == ((17, 18), (18,))
+    assert (params.forced_token_ids, params.logprobs_mode) == ((4, 3, 4), "processed")
+    assert params.extra == {"bigrams": {"window": (1, 2)}}
+
+
 def test_what_is_not_given_comes_from_generation_config(llm: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((DATA / "v41-tiny-bf16/config.json").read_text())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_p": 0.75}')
@@ -161,6 +176,14 @@ def test_invalid_bytes_in_an_argument_or_on_standard_input_are_refused(
         (["--top-p", "1.7"], "top_p must be in (0, 1], got 1.7"),
         (["--top-p", "high"], "argument --top-p: invalid float value: 'high'"),
         (["--stop-token-ids", "1,x"], "must be token ids separated by commas, got '1,x'"),
+        (["--logit-bias", "1:x"], "must be like 17:5,42:-100 (token id:bias), got '1:x'"),
+        (["--logit-bias", "1"], "must be like 17:5,42:-100 (token id:bias), got '1'"),
+        (["--logit-bias", "1:2,1:3"], "must name each token id once, got '1:2,1:3'"),
+        (["--logit-bias", "1:200"], "logit_bias must be None or a table from token ids >= 0 to biases in [-100, 100]"),
+        (["--presence-penalty", "3"], "presence_penalty must be in [-2, 2], got 3.0"),
+        (["--logprobs-mode", "cooked"], "logprobs_mode must be 'raw' or 'processed', got 'cooked'"),
+        (["--extra", "{"], "argument --extra: must be JSON ("),
+        (["--extra", "[1]"], "argument --extra: must be a JSON object, got '[1]'"),
         (["--logprobs", "1"], "--logprobs needs --json"),
         (["--kv-cache-memory", "much"], "a memory size must look like 4GiB"),
         (["--max-tokens", "2", "--min-tokens", "3"], "min_tokens must be <= max_tokens (2), got 3"),
