@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from deepinfer_core.interfaces.sampler import SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.sampling import DefaultSampler, SamplingState
 from deepinfer_core.sampling_params import SamplingParams
 
 
@@ -45,12 +45,33 @@ def torch_full(logits: torch.Tensor) -> torch.Tensor:
     return torch.multinomial(torch.softmax(logits, dim=-1), 1)
 
 
+def torch_penalties(logits: torch.Tensor, prompts: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    """Counts of the whole vocabulary, then repetition 1.2, frequency 0.5 and presence 0.5, then greedy."""
+    counts = torch.zeros_like(logits).scatter_add_(1, outputs, torch.ones(outputs.shape))
+    seen = torch.zeros_like(logits).scatter_(1, prompts, 1.0) + counts > 0
+    logits = torch.where(seen, torch.where(logits > 0, logits / 1.2, logits * 1.2), logits)
+    return (logits - 0.5 * counts - 0.5 * (counts > 0)).argmax(dim=-1)
+
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 1000, 500
+PENALTIES = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.5}
+
+
 def compare(name: str, logits: torch.Tensor, sampler: DefaultSampler) -> None:
     """Print one table."""
 
-    def native(**params: float) -> float:
-        rows = [SamplingRow(SamplingParams(**params), seed, 100) for seed in range(len(logits))]  # type: ignore[arg-type]
-        return best_seconds(lambda: sampler.sample(logits, rows), 10)
+    generator = torch.Generator().manual_seed(1)
+    prompts = torch.randint(logits.shape[1], (logits.shape[0], PROMPT_TOKENS), generator=generator)
+    outputs = torch.randint(logits.shape[1], (logits.shape[0], OUTPUT_TOKENS), generator=generator)
+
+    def native(**params: Any) -> float:
+        states = [
+            SamplingState("", SamplingParams(**params), seed, prompt.tolist()) for seed, prompt in enumerate(prompts)
+        ]
+        for state, output in zip(states, outputs, strict=True):
+            for token in output.tolist():
+                state.append(token)
+        return best_seconds(lambda: sampler.sample(logits, [state.row(100) for state in states]), 10)
 
     read = best_seconds(lambda: logits.max(), 10)
     cases = [
@@ -59,6 +80,14 @@ def compare(name: str, logits: torch.Tensor, sampler: DefaultSampler) -> None:
         ("no filter", native(), "torch", best_seconds(lambda: torch_full(logits), 3)),
         ("top_k 50", native(top_k=50), "torch top_p 0.9", 0.0),
         ("greedy + 5 logprobs", native(temperature=0, logprobs=5), "one read (max)", read),
+        ("greedy + 10 biases", native(temperature=0, logit_bias=dict.fromkeys(range(10), 1.0)), "one read (max)", read),
+        ("greedy, 1000 allowed", native(temperature=0, allowed_token_ids=[*range(1000)]), "one read (max)", read),
+        (
+            "greedy + penalties",
+            native(temperature=0, **PENALTIES),
+            "torch",
+            best_seconds(lambda: torch_penalties(logits, prompts, outputs), 3),
+        ),
     ]
     cases[3] = (*cases[3][:3], cases[1][3])
     print(f"\n{name}: {logits.shape[0]} x {logits.shape[1]} logits, {torch.get_num_threads()} threads")

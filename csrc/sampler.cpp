@@ -34,21 +34,24 @@ constexpr bool precedes(const Candidate& a, const Candidate& b) {
   return (a.value > b.value) | ((a.value == b.value) & (a.index < b.index));
 }
 
-void check(bool condition, const std::string& message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
+std::string text(const char* words) { return words; }
 std::string text(auto value) { return std::to_string(value); }
+
+// The message is made of parts only if it is needed.
+template <typename... Parts>
+void check(bool condition, Parts... parts) {
+  if (!condition) throw std::invalid_argument((text(parts) + ...));
+}
 
 void check_vocab_size(std::size_t vocab_size) {
   check(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(),
-        "vocab_size must be in [1, 2^31), got " + text(vocab_size));
+        "vocab_size must be in [1, 2^31), got ", vocab_size);
 }
 
 void check_ids(const char* name, std::span<const std::int32_t> ids, std::size_t vocab_size) {
   for (const std::int32_t id : ids) {
     check(id >= 0 && static_cast<std::size_t>(id) < vocab_size,
-          std::string(name) + " token ids must be in [0, " + text(vocab_size) + "), got " + text(id));
+          name, " token ids must be in [0, ", vocab_size, "), got ", id);
   }
 }
 
@@ -57,27 +60,27 @@ void check_edits(const LogitEdits& edits, std::size_t vocab_size) {
   check_ids("seen", edits.seen_ids, vocab_size);
   check_ids("allowed", edits.allowed, vocab_size);
   check_ids("banned", edits.banned, vocab_size);
-  for (const float bias : edits.bias) check(std::isfinite(bias), "bias must be finite, got " + text(bias));
+  for (const float bias : edits.bias) check(std::isfinite(bias), "bias must be finite, got ", bias);
   for (const std::int32_t count : edits.seen_counts) {
-    check(count >= 0, "seen counts must be >= 0, got " + text(count));
+    check(count >= 0, "seen counts must be >= 0, got ", count);
   }
   check(std::isfinite(edits.repetition_penalty) && edits.repetition_penalty > 0.0,
-        "repetition_penalty must be finite and > 0, got " + text(edits.repetition_penalty));
+        "repetition_penalty must be finite and > 0, got ", edits.repetition_penalty);
   check(std::isfinite(edits.frequency_penalty),
-        "frequency_penalty must be finite, got " + text(edits.frequency_penalty));
-  check(std::isfinite(edits.presence_penalty), "presence_penalty must be finite, got " + text(edits.presence_penalty));
+        "frequency_penalty must be finite, got ", edits.frequency_penalty);
+  check(std::isfinite(edits.presence_penalty), "presence_penalty must be finite, got ", edits.presence_penalty);
 }
 
 void check_row(const SamplingRow& row, std::size_t vocab_size) {
   check(std::isfinite(row.temperature) && row.temperature >= 0.0,
-        "temperature must be finite and >= 0, got " + text(row.temperature));
-  check(row.top_p > 0.0 && row.top_p <= 1.0, "top_p must be in (0, 1], got " + text(row.top_p));
-  check(row.min_p >= 0.0 && row.min_p <= 1.0, "min_p must be in [0, 1], got " + text(row.min_p));
-  check(row.position >= 0, "position must be >= 0, got " + text(row.position));
+        "temperature must be finite and >= 0, got ", row.temperature);
+  check(row.top_p > 0.0 && row.top_p <= 1.0, "top_p must be in (0, 1], got ", row.top_p);
+  check(row.min_p >= 0.0 && row.min_p <= 1.0, "min_p must be in [0, 1], got ", row.min_p);
+  check(row.position >= 0, "position must be >= 0, got ", row.position);
   check(row.num_logprobs >= -1 && row.num_logprobs <= static_cast<std::int64_t>(vocab_size),
-        "num_logprobs must be in [-1, " + text(vocab_size) + "], got " + text(row.num_logprobs));
+        "num_logprobs must be in [-1, ", vocab_size, "], got ", row.num_logprobs);
   check(row.forced >= -1 && row.forced < static_cast<std::int64_t>(vocab_size),
-        "forced must be in [-1, " + text(vocab_size) + "), got " + text(row.forced));
+        "forced must be in [-1, ", vocab_size, "), got ", row.forced);
   check_edits(row.edits, vocab_size);
 }
 
@@ -494,7 +497,7 @@ class Sampler::Row {
 };
 
 Sampler::Sampler(int num_threads, Isa isa) {
-  check(num_threads >= 1, "num_threads must be >= 1, got " + std::to_string(num_threads));
+  check(num_threads >= 1, "num_threads must be >= 1, got ", num_threads);
   for (int i = 0; i < num_threads; ++i) workers_.push_back(std::make_unique<Row>(row_passes(isa)));
 }
 
@@ -541,9 +544,9 @@ void Sampler::score(const float* logits, std::size_t vocab_size, std::span<const
   check_vocab_size(vocab_size);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     check(tokens[i] >= 0 && static_cast<std::size_t>(tokens[i]) < vocab_size,
-          "token ids must be in [0, " + text(vocab_size) + "), got " + text(tokens[i]));
+          "token ids must be in [0, ", vocab_size, "), got ", tokens[i]);
     check(num_logprobs[i] >= 0 && static_cast<std::size_t>(num_logprobs[i]) <= vocab_size,
-          "num_logprobs must be in [0, " + text(vocab_size) + "], got " + text(num_logprobs[i]));
+          "num_logprobs must be in [0, ", vocab_size, "], got ", num_logprobs[i]);
   }
   for_each_row(tokens.size(), vocab_size, [&](Row& worker, std::size_t i) {
     results[i] = worker.score(logits + i * vocab_size, vocab_size, tokens[i], num_logprobs[i], top_ids[i],

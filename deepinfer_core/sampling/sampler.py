@@ -56,12 +56,15 @@ class DefaultSampler:
 def _seldom_used(rows: Sequence[SamplingRow]) -> dict[str, Any]:
     """The native sampler's arguments that no row needs as a rule; only those that some row needs."""
     columns: dict[str, Any] = {}
-    if any(row.params.logprobs_mode == "processed" for row in rows):
-        columns["processed_logprobs"] = np.array([row.params.logprobs_mode == "processed" for row in rows])
-    if any(row.forced is not None for row in rows):
-        columns["forced"] = np.array([-1 if row.forced is None else row.forced for row in rows], np.int32)
-    if any(row.edits is not None for row in rows):
-        columns |= _edits([row.edits or _NO_EDITS for row in rows])
+    modes = [row.params.logprobs_mode for row in rows]
+    if "processed" in modes:
+        columns["processed_logprobs"] = np.array([mode == "processed" for mode in modes])
+    forced = [row.forced for row in rows]
+    if forced.count(None) < len(rows):
+        columns["forced"] = np.array([-1 if token is None else token for token in forced], np.int32)
+    edits = [row.edits for row in rows]
+    if edits.count(None) < len(rows):
+        columns |= _edits([each or _NO_EDITS for each in edits])
     return columns
 
 
