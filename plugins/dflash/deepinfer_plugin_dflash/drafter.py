@@ -131,4 +131,5 @@ class BlockDrafter(nn.Module):
         for stage in self._stages:
             streams, pre = stage.run(step, streams, pre)
         hidden: Tensor = self._kernels.hyper_connection_collapse(streams, pre)
-        return hidden.unflatten(0, (len(batch), size)).transpose(0, 1).contiguous()
+        by_depth: Tensor = hidden.unflatten(0, (len(batch), size)).transpose(0, 1)
+        return by_depth.contiguous()
