@@ -61,7 +61,7 @@ def take(proposal, index: int):
 sequences = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 2**20), st.integers(0, 511)), min_size=1, max_size=4)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(sequences=sequences, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_batches_and_chunks_change_nothing(drafter, batch_of, pick_greedily, sequences, sizes):
     """Together and in pieces of any size, or each alone and at once: the same proposals, bit for bit."""
@@ -86,7 +86,7 @@ def test_batches_and_chunks_change_nothing(drafter, batch_of, pick_greedily, seq
         identical(take(joint, i), drafter.propose(drafts((token, length, 5)), alone, pick_greedily))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(length=st.integers(1, 60), rejected=st.integers(1, 4), taken=st.integers(0, 3), seed=st.integers(0, 2**20))
 def test_rejected_rows_leave_no_trace(drafter, batch_of, pick_greedily, length, rejected, taken, seed):
     """Rows that were observed in vain are overwritten by what comes in their place, or never looked at."""
