@@ -171,7 +171,7 @@ class Sampler::Row {
       report = report_all({max_, 1.0});
       most_likely(report, row.num_logprobs, top_ids, top_logprobs);
     }
-    if (is_drawable && !row.edits.empty()) is_drawable = edit(row.edits);
+    if (is_drawable && !row.edits.empty()) is_drawable = edit(row.edits) || row.forced >= 0;
     if (!is_drawable) {
       no_likely(row.num_logprobs, top_ids, top_logprobs);
       return {-1, kNaN, 0};
@@ -446,6 +446,7 @@ class Sampler::Row {
   }
 
   Report report_drawn_from(const SamplingRow& row) {
+    if (max_ == -kInfinity) return {logits_, {0.0, 1.0}, 0.0, 0};  // a forced token where nothing can be drawn
     if (!has_filters(row)) return report_all(weighting_);
     cut_to_kept(row, row.top_p * gather_candidates(row));
     return {logits_, weighting_, std::log(passes_.sum_weights(values_.data(), count_, weighting_)), count_};

@@ -60,7 +60,8 @@ struct SamplingRow {
   bool processed_logprobs = false;        // of what is drawn from, not of the logits as given
 };
 
-// What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing left but -inf.
+// What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing left but -inf. A forced token needs
+// something left only of the logits as given.
 //
 // Raw logprobs are the log-softmax of the logits as given: before edits, temperature and filters. Processed ones are
 // of the distribution that is drawn from, -inf for what a filter or the mask leaves out; at temperature 0, which has

@@ -45,11 +45,11 @@ def tokens(llm: LLM, params: SamplingParams, prompt: Any = PROMPT) -> list[int]:
 def test_penalties_act_in_the_direction_of_their_sign(llm, temperature):
     """Fault 7, without drafts: greedy requests are penalised too, and -2 differs from 2."""
     fields = {"temperature": temperature, "seed": 42, "max_tokens": 30, "ignore_eos": True}
-    for name in ("frequency_penalty", "presence_penalty"):
-        rare, often = (tokens(llm, SamplingParams(**fields, **{name: sign})) for sign in (2.0, -2.0))
+    pairs = {"frequency_penalty": (2.0, -2.0), "presence_penalty": (2.0, -2.0), "repetition_penalty": (1.5, 0.5)}
+    batch = [SamplingParams(**fields, **{name: value}) for name, values in pairs.items() for value in values]
+    outputs = [output.outputs[0].token_ids for output in llm.generate([PROMPT] * 6, batch, use_tqdm=False)]
+    for rare, often in zip(outputs[::2], outputs[1::2], strict=True):
         assert len(set(rare)) > len(set(often))
-    rare, often = (tokens(llm, SamplingParams(**fields, repetition_penalty=penalty)) for penalty in (1.5, 0.5))
-    assert len(set(rare)) > len(set(often))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,6 +128,10 @@ def test_nothing_ends_the_output_before_the_last_forced_token(llm):
     )
     completion = llm.generate([PROMPT], masked, use_tqdm=False)[0].outputs[0]
     assert completion.token_ids == [7, 7] and completion.cumulative_logprob == -math.inf
+    nothing = {"allowed_token_ids": [9], "stop_token_ids": [9], "min_tokens": 2, "logprobs": 2}
+    for mode in ("raw", "processed"):
+        both = SamplingParams(max_tokens=3, forced_token_ids=[7, 7], logprobs_mode=mode, **nothing)
+        assert tokens(llm, both) == [7, 7, 9]
 
 
 def test_only_tokens_that_can_be_drawn_are_among_the_most_likely(llm):
