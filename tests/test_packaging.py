@@ -11,10 +11,19 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+
+
+def is_complete(project: Path) -> bool:
+    """Whether a distribution that ships a checkpoint has it; until then it is only a place for it."""
+    packages = list(project.glob("deepinfer_model_*"))
+    return not packages or any((package / "checkpoint" / "config.json").is_file() for package in packages)
+
+
 PROJECTS = sorted(
     path.parent
     for path in [ROOT / "pyproject.toml", *ROOT.glob("kernels/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")]
     if path.relative_to(ROOT).parts[0] in ("pyproject.toml", "kernels", "backends", "plugins")
+    and is_complete(path.parent)
 )
 METADATA = {path: tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in PROJECTS}
 
