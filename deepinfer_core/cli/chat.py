@@ -94,11 +94,10 @@ class Chat:
 
 @contextmanager
 def _interrupt_aborts(llm: LLM) -> Iterator[None]:
-    """The first Ctrl-C ends what runs, between two of the engine's steps; the next one is as usual."""
+    """Ctrl-C ends what runs, between two of the engine's steps."""
     usual = signal.getsignal(signal.SIGINT)
 
     def abort(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, usual)
         llm.abort()
 
     signal.signal(signal.SIGINT, abort)
