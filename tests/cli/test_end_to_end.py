@@ -39,12 +39,15 @@ def test_the_command_prints_what_python_returns(expected: dict[str, tuple[str, l
 def test_json_and_a_refused_prompt(
     expected: dict[str, tuple[str, list[int]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", *OPTIONS, "--json", "--logprobs", "1", "Hello", "", "a b"]) == 2
+    assert main(["generate", *OPTIONS, "--json", "--logprobs", "1", "--prompt-logprobs", "0", "Hello", "", "a b"]) == 2
     captured = capsys.readouterr()
     rows = [json.loads(line) for line in captured.out.split("\n") if line]
     assert {row["prompt"]: (row["text"], row["token_ids"]) for row in rows if row["error"] is None} == expected
     assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
     assert len(rows[0]["logprobs"]) == len(rows[0]["token_ids"])
+    first, *others = rows[0]["prompt_logprobs"]
+    assert first is None
+    assert [entry[0]["token_id"] for entry in others] == rows[0]["prompt_token_ids"][1:]
     assert "error: [2/3] the prompt is empty" in captured.err
 
 
