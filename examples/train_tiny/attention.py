@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return keys, self.indexer.keys(latent.detach(), table, numerics)
 
     def window_scores(self, q: Tensor, keys: Tensor, numerics: Numerics) -> tuple[Tensor, Tensor]:
-        """Scores of each row over its block and the one before, and those keys: ``[B,blocks,H,W,2W]``, ``[B,blocks,2W,D]``.
+        """Scores of rows over their block and the one before ``[B,blocks,H,W,2W]``, and those keys ``[B,blocks,2W,D]``.
 
         ``q [B,H,T,D]`` and ``keys [B,T,D]`` with ``T`` a multiple of the window ``W``.
         """

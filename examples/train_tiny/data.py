@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def essays(lines: list[str]) -> list[str]:
     documents = []
     for part in (lines[first:glossary], lines[appendix:]):
         heads = [0, *(n for n, line in enumerate(part) if re.match(r"\S", line)), len(part)]
-        documents += ["\n\n".join(paragraphs(part[a:b])) for a, b in zip(heads, heads[1:], strict=False)]
+        documents += ["\n\n".join(paragraphs(part[a:b])) for a, b in itertools.pairwise(heads)]
     return [text for text in documents if len(text) > 200]
 
 

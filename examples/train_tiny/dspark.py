@@ -177,7 +177,9 @@ def draft_loss(drafter: Drafter, trunk: TinyModel, hashes: Hashes, tokens: Tenso
 
 
 @torch.no_grad()
-def tokens_per_verification(drafter: Drafter, trunk: TinyModel, hashes: Hashes, tokens: list[int], prompt: int) -> float:
+def tokens_per_verification(
+    drafter: Drafter, trunk: TinyModel, hashes: Hashes, tokens: list[int], prompt: int
+) -> float:
     """Mean tokens that one verification yields while decoding ``tokens`` greedily after ``prompt`` of them."""
     block, numerics = drafter.settings.block_size, Numerics()
     sequence = torch.tensor([tokens])
@@ -190,7 +192,7 @@ def tokens_per_verification(drafter: Drafter, trunk: TinyModel, hashes: Hashes, 
         for row in range(block):
             logits, _ = drafter.outputs(trunk, drafts[0, row], torch.tensor(last), numerics)
             last = int(logits.argmax())
-            if last != tokens[place + 2 + row : place + 3 + row][0]:
+            if last != tokens[place + 2 + row]:
                 break
             accepted += 1
         place, steps = place + accepted + 1, steps + 1

@@ -12,11 +12,16 @@ from . import quant
 from .layers import Dense, Numerics
 
 
+def _padded(rows: Tensor) -> Tensor:
+    """Zero rows up to a round number: every new shape costs the matrix library a kernel generation."""
+    return functional.pad(rows, (0, 0, 0, -rows.shape[0] % 256))
+
+
 @torch.library.custom_op("train_tiny::grouped_product", mutates_args=())
 def grouped_product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """``x [R,K]`` sorted by expert, ``counts [E]`` rows each, ``weight [E,M,K]`` → ``[R,M]``."""
     parts = zip(x.split(counts.tolist()), weight, strict=True)
-    return torch.cat([rows @ matrix.T for rows, matrix in parts])
+    return torch.cat([(_padded(rows) @ matrix.T)[: rows.shape[0]] for rows, matrix in parts])
 
 
 @grouped_product.register_fake
@@ -29,7 +34,7 @@ def grouped_outer(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """Per expert ``gradᵀ x``: ``grad [R,M]``, ``x [R,K]`` → ``[E,M,K]``."""
     sizes = counts.tolist()
     parts = zip(grad.split(sizes), x.split(sizes), strict=True)
-    return torch.stack([rows.T @ inputs for rows, inputs in parts])
+    return torch.stack([_padded(rows).T @ _padded(inputs) for rows, inputs in parts])
 
 
 @grouped_outer.register_fake

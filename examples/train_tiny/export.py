@@ -119,7 +119,10 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, required=True)
     a = parser.parse_args()
     hashes = Hashes(a.work)
-    trained = Drafter(hashes.config)
-    trained.load_state_dict(torch.load(a.work / "drafter.pt")["model"])
-    size = export(load_trunk(a.work, hashes), trained, hf_config(hashes.config.engram.compressed_vocab_size), a.work, a.out)
+    trained = None
+    if (a.work / "drafter.pt").exists():
+        trained = Drafter(hashes.config)
+        trained.load_state_dict(torch.load(a.work / "drafter.pt")["model"])
+    settings = hf_config(hashes.config.engram.compressed_vocab_size)
+    size = export(load_trunk(a.work, hashes), trained, settings, a.work, a.out)
     print(f"{size / 1e6:.2f} MB of tensors in {a.out}")

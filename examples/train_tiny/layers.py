@@ -41,7 +41,9 @@ def product(x: Tensor, weight: Tensor, numerics: Numerics, out: torch.dtype = to
 class Dense(nn.Module):
     """A linear layer stored as ``fp8`` or ``bf16``, or a stack of ``experts`` stored as ``fp4``."""
 
-    def __init__(self, inputs: int, outputs: int, storage: str = "bf16", *, experts: int = 0, gain: float = 1.0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, storage: str = "bf16", *, experts: int = 0, gain: float = 1.0
+    ) -> None:
         super().__init__()
         self.storage = storage
         shape = (experts, outputs, inputs) if experts else (outputs, inputs)
@@ -90,7 +92,8 @@ class HyperConnection(nn.Module):
         super().__init__()
         settings = config.hyper_connection
         mult = settings.mult
-        self.mult, self.eps, self.norm_eps, self.rounds = mult, settings.eps, config.rms_norm_eps, settings.sinkhorn_iters
+        self.mult, self.rounds = mult, settings.sinkhorn_iters
+        self.eps, self.norm_eps = settings.eps, config.rms_norm_eps
         self.fn = nn.Parameter(torch.randn(mult * (2 + mult), mult * config.hidden_size) * 0.02)
         # Streams start equal: uneven reading and writing is what makes them differ.
         pre = torch.full((mult,), -1.5)

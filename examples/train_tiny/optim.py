@@ -84,7 +84,7 @@ class Optimizer:
         for name in names:
             grad, (buffer,) = self._parameters[name].grad, self._state[name]
             buffer.lerp_(grad, 1 - self.momentum)
-            updates.append(grad.lerp(buffer, self.momentum).flatten(0, -3).reshape(-1, *grad.shape[-2:]))
+            updates.append(grad.lerp(buffer, self.momentum).reshape(-1, *grad.shape[-2:]))
         rows, cols = updates[0].shape[-2:]
         step = self.rates["matrix"] * scale * max(1.0, rows / cols) ** 0.5
         done = 0

@@ -1,6 +1,6 @@
 """Train the trunk. Resumes from WORK/trunk.pt if it is there.
 
-    python -m train_tiny.train --work WORK [--minutes 60] [--steps 2000]
+    python -m train_tiny.train --work WORK [--minutes 60] [--steps 2500] [--processes 2]
 
 Stops at the step or minute that comes first; the rate's decay follows whichever is nearer its end. Appends to
 WORK/trunk.jsonl.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
 from deepinfer_core.tokenizer import load_tokenizer
 from deepinfer_plugin_deepseek.engram import HashLayout, TokenHasher, compressed_token_map
 
-from .data import SEPARATOR, Streams
+from .data import Streams
 from .layers import Numerics
 from .model import TinyModel, compile_parts
 from .optim import Optimizer
@@ -87,7 +88,7 @@ def evaluate(model: TinyModel, hashes: Hashes, tokens: list[int], length: int, l
     return total / count
 
 
-def rate(progress: float, step: int, warmup: int = 40, floor: float = 0.02) -> float:
+def rate(progress: float, step: int, warmup: int = 20, floor: float = 0.02) -> float:
     """Share of the peak rate: linear warm-up, flat, then a linear decay over the second half."""
     decay = 1.0 if progress < 0.5 else max(floor, 2 * (1 - progress))
     return min(1.0, (step + 1) / warmup) * decay
@@ -121,46 +122,87 @@ class Run:
             file.write(line + "\n")
 
 
-def train(work: Path, *, minutes: float, steps: int, size: int, length: int, compiled: bool, select_from: float) -> None:
-    """The whole run."""
+class Group:
+    """The processes of a run: each has its own share of a batch and sums gradients with the others.
+
+    One thread each: on busy machines threads that wait for each other in every product cost far more.
+    """
+
+    def __init__(self, rank: int, size: int, work: Path) -> None:
+        self.rank, self.size = rank, size
+        torch.set_num_threads(1)
+        if size > 1:
+            meeting = f"file://{(work / 'processes').resolve()}"
+            distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+
+    def share(self, windows: Tensor) -> Tensor:
+        """This process's part of a batch."""
+        return windows.chunk(self.size)[self.rank]
+
+    def agree(self, value: float) -> float:
+        """The first process's value."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64)
+        distributed.broadcast(shared, 0)
+        return float(shared)
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace f32 tensors by their means over the processes."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        distributed.all_reduce(flat)
+        flat /= self.size
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+
+def train(rank: int, a: argparse.Namespace) -> None:
+    """One process of the run."""
     torch.manual_seed(SEED)
-    hashes, streams = Hashes(work), Streams(work)
+    group = Group(rank, a.processes, a.work)
+    hashes, streams = Hashes(a.work), Streams(a.work)
     model = TinyModel(hashes.config)
     optimizer = Optimizer(model, matrix=0.02, table=0.01, other=0.004)
-    run = Run(work, model, optimizer)
+    run = Run(a.work, model, optimizer)
     loss_of = text_loss
-    if compiled:
+    if not a.no_compile:
         compile_parts()
         loss_of = torch.compile(text_loss, dynamic=False)
-    heldout = streams.encode((work / "heldout.txt").read_text())
     checkpointed, losses = run.seconds, []
-    for epoch, windows in batches(streams, optimizer.steps, size, length):
-        began, cpu, step = time.monotonic(), time.process_time(), optimizer.steps
-        progress = max(step / steps, run.seconds / 60 / minutes)
+    for epoch, batch in batches(streams, optimizer.steps, a.batch * a.processes, a.length):
+        began, step = time.monotonic(), optimizer.steps
+        progress = group.agree(max(step / a.steps, run.seconds / 60 / a.minutes))
         if progress >= 1:
             break
+        windows = group.share(batch)
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        numerics = Numerics(select=progress >= select_from)
+        numerics = Numerics(select=progress >= a.select_from)
         hidden, _, loads, index = model(inputs, hashes.rows(inputs), numerics)
         loss = loss_of(hidden, model.head.weight, targets)
         (loss + INDEX_LOSS_WEIGHT * index).backward()
+        loads, shared = [load.float() for load in loads], loss.detach().clone()
+        group.average([*(p.grad for p in model.parameters() if p.grad is not None), *loads, shared])
         optimizer.step(rate(progress, step))
         model.balance(loads, BALANCE_STEP)
-        losses.append(loss.item())
+        losses.append(float(shared))
         run.seconds += time.monotonic() - began
-        if (step + 1) % 20 == 0 or step < 5:
+        if rank == 0 and ((step + 1) % 20 == 0 or step < 5):
             run.log(
                 step=step + 1, epoch=epoch, minutes=run.seconds / 60, loss=sum(losses) / len(losses),
                 index=index.item(), rate=rate(progress, step), busiest=_busiest(loads),
-                tokens_per_second=size * length / (time.monotonic() - began), cpu_seconds=time.process_time() - cpu,
+                tokens_per_second=batch[:, 1:].numel() / (time.monotonic() - began),
             )  # fmt: skip
             losses = []
-        if run.seconds - checkpointed > 180:
+        if rank == 0 and run.seconds - checkpointed > 180:
             run.save()
             checkpointed = run.seconds
-    run.save()
-    report = {"heldout_loss": evaluate(model, hashes, heldout, length), "step": optimizer.steps}
-    run.log(**report, train_loss=evaluate(model, hashes, streams.text, length), separator=len(SEPARATOR))
+    if rank == 0:
+        run.save()
+        heldout = streams.encode((a.work / "heldout.txt").read_text())
+        losses = [evaluate(model, hashes, tokens, a.length) for tokens in (streams.text, heldout)]
+        run.log(step=optimizer.steps, train_loss=losses[0], heldout_loss=losses[1])
 
 
 def _busiest(loads: list[Tensor]) -> float:
@@ -173,12 +215,13 @@ if __name__ == "__main__":
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--select-from", type=float, default=0.8, help="progress at which the indexer's choice counts")
     parser.add_argument("--no-compile", action="store_true")
-    a = parser.parse_args()
-    train(
-        a.work, minutes=a.minutes, steps=a.steps, size=a.batch, length=a.length,
-        compiled=not a.no_compile, select_from=a.select_from,
-    )  # fmt: skip
+    arguments = parser.parse_args()
+    (arguments.work / "processes").unlink(missing_ok=True)
+    # Before the children load their thread pools.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.spawn(train, (arguments,), nprocs=arguments.processes)
