@@ -97,8 +97,8 @@ def test_bad_end_token(folder, value):
 
 
 def test_sampling_defaults_are_per_key(folder):
-    hf = load_hf_config(folder({}, {"temperature": 0.6, "top_k": None, "max_new_tokens": 9, "bos_token_id": 0}))
-    assert hf.sampling_defaults == {"temperature": 0.6, "max_tokens": 9}
+    hf = load_hf_config(folder({}, {"temperature": 0.6, "top_k": None, "max_new_tokens": 9, "repetition_penalty": 1.1}))
+    assert hf.sampling_defaults == {"temperature": 0.6, "max_tokens": 9, "repetition_penalty": 1.1}
 
 
 def test_do_sample_false_means_greedy(folder):

@@ -234,7 +234,10 @@ def test_finite_logits_survive_extreme_penalties() -> None:
     big = np.finfo(np.float32).max
     logits = np.array([big, -big, 1.0, 0.0], np.float32)
     tiny = SamplingParams(temperature=0, repetition_penalty=1e-6, banned_token_ids=[3])
-    assert run(logits, [0, 1, 2], [], tiny, 0, 0).token_ids.tolist() == [0]
+    for temperature in (0.0, 1.0):
+        asked = attrs.evolve(tiny, temperature=temperature, logprobs=0, logprobs_mode="processed")
+        out = run(logits, [0, 1, 2], [], asked, 0, 0)
+        assert out.token_ids.tolist() == [0] and out.logprobs.tolist() == [0.0]
     huge = SamplingParams(temperature=0, repetition_penalty=1e6)
     assert run(np.array([-big, -np.inf], np.float32), [0], [], huge, 0, 0).token_ids.tolist() == [-1]
     assert run(np.array([-big, -5.0], np.float32), [0], [], huge, 0, 0).token_ids.tolist() == [1]
