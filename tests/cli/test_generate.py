@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deepinfer_core.cli.generate import _as_json
 from deepinfer_core.cli.main import main
+from deepinfer_core.outputs import CompletionOutput, Logprob, RequestOutput
 
 DATA = Path(__file__).parents[1] / "data"
 MODEL = ("--model", str(DATA / "v41-tiny-bf16"))
@@ -51,6 +54,16 @@ def test_json_prints_one_object_per_line(llm: Any, capsys: pytest.CaptureFixture
     assert [entry["token_id"] for entry in first["logprobs"][0]] == [7, 8]
     assert first["logprobs"][0][1] == {"token_id": 8, "logprob": -1.5, "rank": 2, "decoded_token": "y"}
     assert "é" in lines[1] and second["index"] == 1
+
+
+def test_a_token_that_could_not_be_drawn_has_no_logprob_in_the_json() -> None:
+    """JSON has no infinities, and a forced token may have been excluded."""
+    position = {7: Logprob(-math.inf, 9, "x"), 8: Logprob(-0.5, 1, "y")}
+    completion = CompletionOutput(0, "x", [7], cumulative_logprob=-math.inf, logprobs=[position])
+    shown = _as_json(0, RequestOutput("0", "p", [1], [completion], finished=True))
+    assert shown["cumulative_logprob"] is None
+    assert [entry["logprob"] for entry in shown["logprobs"][0]] == [None, -0.5]
+    json.dumps(shown, allow_nan=False)
 
 
 def test_options_reach_the_engine_and_the_sampler(llm: Any) -> None:
