@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,6 +15,10 @@ from hypothesis import settings
 # Times belong to the machine, not to the code: a busy one must not fail a property.
 settings.register_profile("deepinfer", deadline=None)
 settings.load_profile("deepinfer")
+
+# A suite started in the background ignores Ctrl-C, and so would the programs whose Ctrl-C it tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LINES = pytest.StashKey[list[str]]()
 
