@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,9 +24,9 @@ from .attention import Attention
 from .data import Streams
 from .experts import MixtureOfExperts
 from .layers import Dense, HyperConnection, Norm, Numerics, collapse, expand, rotate
-from .model import TinyModel, compile_parts
+from .model import TinyModel
 from .optim import Optimizer
-from .train import BALANCE_STEP, SEED, Hashes, batches, rate
+from .train import BALANCE_STEP, SEED, Hashes, rate
 
 
 class Stage(nn.Module):
@@ -149,18 +150,35 @@ class Anchors:
         return self._drafter.hidden(trunk, first, [keys for keys, _ in pairs], pairs[0][1], table, numerics)
 
 
+class Bank:
+    """Windows of training text with what the frozen trunk makes of them, computed once."""
+
+    def __init__(self, trunk: TinyModel, hashes: Hashes, windows: Tensor, size: int = 8) -> None:
+        parts = [features_of(trunk, hashes, part) for part in windows.split(size)]
+        self.tokens = windows
+        self.hidden = torch.cat([hidden for hidden, _ in parts])
+        self.features = [torch.cat(layer) for layer in zip(*(features for _, features in parts), strict=True)]
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """``count`` random windows: tokens ``[B,T]``, final hidden ``[B,T,d]``, features."""
+        chosen = torch.randint(0, len(self.tokens), (count,))
+        return self.tokens[chosen], self.hidden[chosen], [feature[chosen] for feature in self.features]
+
+
+@torch.no_grad()
 def features_of(trunk: TinyModel, hashes: Hashes, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The frozen trunk's final hidden ``[B,T,d]`` and its target layers' features."""
-    with torch.no_grad():
-        hidden, features, _, _ = trunk(tokens, hashes.rows(tokens), Numerics())
+    """The frozen trunk's final hidden ``[B,T,d]`` and its target layers' features, of ``tokens [B,T]``."""
+    hidden, features, _, _ = trunk(tokens, hashes.rows(tokens), Numerics())
     return hidden, [features[layer] for layer in trunk.config.dspark.target_layer_ids]
 
 
-def draft_loss(drafter: Drafter, trunk: TinyModel, hashes: Hashes, tokens: Tensor, count: int) -> tuple[Tensor, Any]:
-    """Loss of ``count`` random anchors per sequence, with the loads and the share of right guesses by place."""
+def draft_loss(
+    drafter: Drafter, trunk: TinyModel, sample: tuple[Tensor, Tensor, list[Tensor]], count: int
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Loss of ``count`` random anchors per sequence, expert loads, and the share of right guesses by place ``[5]``."""
+    tokens, hidden, features = sample
     batch, length = tokens.shape
     block, numerics = drafter.settings.block_size, Numerics()
-    hidden, features = features_of(trunk, hashes, tokens)
     anchors = Anchors(drafter, trunk, torch.randint(0, length - block - 1, (batch, count)), features)
     rows = anchors.rows.flatten(1)
     with torch.no_grad():
@@ -173,7 +191,7 @@ def draft_loss(drafter: Drafter, trunk: TinyModel, hashes: Hashes, tokens: Tenso
     weights = 0.85 ** torch.arange(block)
     loss = (functional.cross_entropy(logits.mT, aim.softmax(-1).mT, reduction="none") * weights).mean()
     right = (logits.argmax(-1) == aim.argmax(-1)).float()
-    return loss + 0.1 * functional.binary_cross_entropy_with_logits(confidence, right), (loads, right.mean(0))
+    return loss + 0.1 * functional.binary_cross_entropy_with_logits(confidence, right), loads, right.mean(0)
 
 
 @torch.no_grad()
@@ -206,44 +224,42 @@ def load_trunk(work: Path, hashes: Hashes) -> TinyModel:
     return trunk.eval().requires_grad_(False)
 
 
-def train(work: Path, *, minutes: float, steps: int, size: int, length: int, count: int, compiled: bool) -> None:
+def train(a: argparse.Namespace) -> None:
     """The whole run."""
     torch.manual_seed(SEED + 1)
-    hashes, streams = Hashes(work), Streams(work)
-    trunk, drafter = load_trunk(work, hashes), Drafter(hashes.config)
+    hashes, streams = Hashes(a.work), Streams(a.work)
+    trunk, drafter = load_trunk(a.work, hashes), Drafter(hashes.config)
     optimizer = Optimizer(drafter, matrix=0.02, table=0.01, other=0.004)
-    file, log, seconds = work / "drafter.pt", work / "drafter.jsonl", 0.0
+    file, log, seconds = a.work / "drafter.pt", a.work / "drafter.jsonl", 0.0
     if file.exists():
         saved = torch.load(file)
         drafter.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         seconds = saved["seconds"]
-    if compiled:
-        compile_parts()
-    checkpointed = seconds
-    for _, windows in batches(streams, optimizer.steps, size, length):
+    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in (0, 1)])
+    chosen = np.random.default_rng(SEED).permutation(len(windows))[: a.windows]
+    bank = Bank(trunk, hashes, torch.from_numpy(windows[chosen, :-1].astype(np.int64)))
+    checkpointed, progress = seconds, 0.0
+    while progress < 1:
         began, step = time.monotonic(), optimizer.steps
-        progress = max(step / steps, seconds / 60 / minutes)
-        finished = progress >= 1
-        if finished or seconds - checkpointed > 120:
-            state = {"model": drafter.state_dict(), "optimizer": optimizer.state_dict(), "seconds": seconds}
-            torch.save(state, file)
-            checkpointed = seconds
-        if finished:
-            break
         torch.manual_seed(SEED + step)
-        loss, (loads, right) = draft_loss(drafter, trunk, hashes, windows[:, :-1].contiguous(), count)
+        loss, loads, right = draft_loss(drafter, trunk, bank.draw(a.batch), a.anchors)
         loss.backward()
         optimizer.step(rate(progress, step))
         for stage, counts in zip(drafter.stages, loads, strict=True):
             stage.ffn.balance(counts, BALANCE_STEP)
         seconds += time.monotonic() - began
+        progress = max(optimizer.steps / a.steps, seconds / 60 / a.minutes)
         if (step + 1) % 20 == 0:
             values = {"step": step + 1, "minutes": round(seconds / 60, 2), "loss": round(loss.item(), 4)}
             line = json.dumps({**values, "right": [round(share, 3) for share in right.tolist()]})
             print(line, flush=True)
             with log.open("a") as stream:
                 stream.write(line + "\n")
+        if progress >= 1 or seconds - checkpointed > 120:
+            state = {"model": drafter.state_dict(), "optimizer": optimizer.state_dict(), "seconds": seconds}
+            torch.save(state, file)
+            checkpointed = seconds
 
 
 if __name__ == "__main__":
@@ -251,12 +267,8 @@ if __name__ == "__main__":
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=12)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--windows", type=int, default=1200, help="windows of training text to learn from")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--anchors", type=int, default=24)
-    parser.add_argument("--no-compile", action="store_true")
-    a = parser.parse_args()
-    train(
-        a.work, minutes=a.minutes, steps=a.steps, size=a.batch, length=a.length, count=a.anchors,
-        compiled=not a.no_compile,
-    )  # fmt: skip
+    train(parser.parse_args())

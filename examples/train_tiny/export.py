@@ -1,6 +1,6 @@
 """Write the trained trunk and drafter as a checkpoint in the published format.
 
-    python -m train_tiny.export --work WORK --out FOLDER
+python -m train_tiny.export --work WORK --out FOLDER
 """
 
 from __future__ import annotations

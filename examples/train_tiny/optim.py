@@ -32,9 +32,7 @@ class Optimizer:
     matrix: Muon's step, relative to a matrix of unit gain. table: n-gram tables and embeddings. other: the rest.
     """
 
-    def __init__(
-        self, model: nn.Module, *, matrix: float, table: float, other: float, momentum: float = 0.95
-    ) -> None:
+    def __init__(self, model: nn.Module, *, matrix: float, table: float, other: float, momentum: float = 0.95) -> None:
         self.rates = {"matrix": matrix, "table": table, "other": other}
         self.momentum = momentum
         self.steps = 0

@@ -1,6 +1,6 @@
 """Loss curves of the logs as a PNG (needs matplotlib).
 
-    python -m train_tiny.plot --work WORK --out curves.png
+python -m train_tiny.plot --work WORK --out curves.png
 """
 
 from __future__ import annotations

@@ -76,12 +76,11 @@ def text_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def evaluate(model: TinyModel, hashes: Hashes, tokens: list[int], length: int, limit: int = 16) -> float:
     """Nats per token over the first ``limit`` windows of ``length``, each after a begin token."""
     model.eval()
-    total, count = 0.0, 0
+    total, count, exact = 0.0, 0, Numerics(precise=True)
     for start in range(0, min(len(tokens), limit * length), length):
         window = torch.tensor([[BOS, *tokens[start : start + length]]])
         inputs, targets = window[:, :-1], window[:, 1:]
-        hidden = model(inputs, hashes.rows(inputs), Numerics())[0]
-        logits = model.logits(hidden, Numerics())
+        logits = model.logits(model(inputs, hashes.rows(inputs), exact)[0], exact)
         total += float(functional.cross_entropy(logits[0], targets[0], reduction="sum"))
         count += targets.numel()
     model.train()

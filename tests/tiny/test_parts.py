@@ -89,7 +89,8 @@ def test_orthogonalize_evens_out_singular_values() -> None:
 
 LINES = [
     *[""] * 101, "Welcome to the Jargon File", "", "   " + "An introduction. " * 20, "", "Glossary", "",
-    "   :foo: interj.", "", "   The first", "   {metasyntactic variable}.", "", "           drawn  by  hand", "", "B", "",
+    "   :foo: interj.", "", "   The first", "   {metasyntactic variable}.", "", "           drawn  by  hand", "",
+    "B", "",
     "   :bar: n.", "", "   [JARGON] A note.", "", "   The “second” one.", "",
     "Appendix\u00a0A.\u00a0Folklore", "", "   " + "A story. " * 30,
 ]  # fmt: skip
