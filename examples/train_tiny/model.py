@@ -38,16 +38,18 @@ class Block(nn.Module):
         pre: Tensor,
         tables: tuple[Tensor, Tensor],
         rows: Tensor | None,
+        keep: Tensor,
         memory: Memory | None,
         numerics: Numerics,
     ) -> tuple[Tensor, Tensor, Memory | None, Tensor, Tensor, Tensor]:
         """``streams [B,T,m,d]`` and the mix handed on ``[B,T,m]``, both returned changed.
 
-        tables: rotary tables at rows, and at compressed entries. rows: n-gram table rows of engram layers.
+        tables: rotary tables at rows, and at compressed entries. rows: n-gram table rows of engram layers;
+        keep ``[B,T,1,1]`` is 0 where they are to be empty.
         Also returns the memory, the stream mean at the layer's input ``[B,T,d]``, expert loads and index loss.
         """
         if rows is not None:
-            streams = self.engram(streams, self.engram.lookup(rows), numerics)
+            streams = self.engram(streams, self.engram.lookup(rows) * keep, numerics)
         x, feature, (pre, post, comb) = self.enter(streams, pre, numerics)
         out, memory, index = self._attention(x, tables, memory, numerics)
         streams = self.leave(out, tables[0], streams, post, comb, numerics)
@@ -121,6 +123,8 @@ class TinyModel(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
+        self.engram_dropout = 0.0
+        """Share of tokens that train without their n-grams, so that attention has something to learn too."""
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed.weight, std=0.5)
         self.layers = nn.ModuleList(Block(config, spec) for spec in config.plan.layers)
@@ -147,12 +151,15 @@ class TinyModel(nn.Module):
         streams = self.embed(tokens).to(torch.bfloat16)[:, :, None].repeat(1, 1, mult, 1)
         pre = torch.zeros(*tokens.shape, mult, device=tokens.device)
         pre[..., 0] = 1.0
+        keep = torch.ones(*tokens.shape, 1, 1, device=tokens.device)
+        if self.training and self.engram_dropout:
+            keep = (torch.rand_like(keep) >= self.engram_dropout).float()
         memory, features, loads, index = None, [], [], torch.zeros((), device=tokens.device)
         tables = {ratio: self.tables(tokens.shape[1], ratio) for ratio in {s.ratio for s in self.config.plan.layers}}
         for block in self.layers:
             spec = block.spec
             streams, pre, memory, feature, counts, loss = block(
-                streams, pre, tables[spec.ratio], rows.get(spec.index), memory, numerics
+                streams, pre, tables[spec.ratio], rows.get(spec.index), keep, memory, numerics
             )
             features.append(feature)
             loads.append(counts)

@@ -163,6 +163,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
     group = Group(rank, a.processes, a.work)
     hashes, streams = Hashes(a.work), Streams(a.work)
     model = TinyModel(hashes.config)
+    model.engram_dropout = a.engram_dropout
     optimizer = Optimizer(model, matrix=0.02, table=0.01, other=0.004)
     run = Run(a.work, model, optimizer)
     loss_of = text_loss
@@ -175,6 +176,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
         progress = group.agree(max(step / a.steps, run.seconds / 60 / a.minutes))
         if progress >= 1:
             break
+        torch.manual_seed(SEED + step * group.size + rank)
         windows = group.share(batch)
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         numerics = Numerics(select=progress >= a.select_from)
@@ -217,7 +219,8 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--select-from", type=float, default=0.8, help="progress at which the indexer's choice counts")
+    parser.add_argument("--engram-dropout", type=float, default=0.3, help="share of tokens without n-grams")
+    parser.add_argument("--select-from", type=float, default=0.5, help="progress at which the indexer's choice counts")
     parser.add_argument("--no-compile", action="store_true")
     arguments = parser.parse_args()
     (arguments.work / "processes").unlink(missing_ok=True)
