@@ -24,7 +24,7 @@ from .attention import Attention
 from .data import Streams
 from .experts import MixtureOfExperts
 from .layers import Dense, HyperConnection, Norm, Numerics, collapse, expand, rotate
-from .model import TinyModel
+from .model import TinyModel, compile_parts
 from .optim import Optimizer
 from .train import BALANCE_STEP, SEED, Hashes, rate
 
@@ -154,8 +154,8 @@ class Bank:
     """Windows of training text with what the frozen trunk makes of them, computed once."""
 
     def __init__(self, trunk: TinyModel, hashes: Hashes, windows: Tensor, size: int = 8) -> None:
-        parts = [features_of(trunk, hashes, part) for part in windows.split(size)]
-        self.tokens = windows
+        parts = [features_of(trunk, hashes, part) for part in windows.split(size) if len(part) == size]
+        self.tokens = windows[: len(parts) * size]
         self.hidden = torch.cat([hidden for hidden, _ in parts])
         self.features = [torch.cat(layer) for layer in zip(*(features for _, features in parts), strict=True)]
 
@@ -227,6 +227,7 @@ def load_trunk(work: Path, hashes: Hashes) -> TinyModel:
 def train(a: argparse.Namespace) -> None:
     """The whole run."""
     torch.manual_seed(SEED + 1)
+    torch.set_num_threads(1)
     hashes, streams = Hashes(a.work), Streams(a.work)
     trunk, drafter = load_trunk(a.work, hashes), Drafter(hashes.config)
     optimizer = Optimizer(drafter, matrix=0.02, table=0.01, other=0.004)
@@ -236,6 +237,9 @@ def train(a: argparse.Namespace) -> None:
         drafter.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         seconds = saved["seconds"]
+    if not a.no_compile:
+        compile_parts()
+        Stage.forward = torch.compile(Stage.forward, dynamic=False)  # type: ignore[method-assign]
     windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in (0, 1)])
     chosen = np.random.default_rng(SEED).permutation(len(windows))[: a.windows]
     bank = Bank(trunk, hashes, torch.from_numpy(windows[chosen, :-1].astype(np.int64)))
@@ -270,5 +274,6 @@ if __name__ == "__main__":
     parser.add_argument("--windows", type=int, default=1200, help="windows of training text to learn from")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--anchors", type=int, default=24)
+    parser.add_argument("--anchors", type=int, default=64, help="blocks drafted per window and step")
+    parser.add_argument("--no-compile", action="store_true")
     train(parser.parse_args())

@@ -1,9 +1,9 @@
-"""Figures of an exported checkpoint for its card, as Markdown, all from the engine but for the drafter's.
+"""Write the card of an exported checkpoint, FOLDER/README.md, its logs and its loss curves beside it.
 
     python -m train_tiny.report --work WORK --model FOLDER
 
-Perplexity comes from ``examples/eval_ppl.py``; here are the trainer's own value for comparison, greedy
-continuations of ``prompts.txt``, and how many tokens one verification yields with the trained drafter.
+Perplexities come from the engine (``examples/eval_ppl.py``) and, for comparison, from the training model; the
+continuations from the engine; the drafter's yield from its training model on the engine's own greedy output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,9 +22,14 @@ from deepinfer_core import LLM, SamplingParams
 
 from .data import SEPARATOR, Streams
 from .dspark import Drafter, load_trunk, tokens_per_verification
+from .model import TinyModel
+from .plot import plot
 from .train import Hashes, evaluate
 
-PROMPTS = Path(__file__).with_name("prompts.txt")
+sys.path.append(str(Path(__file__).parents[1]))
+import eval_ppl
+
+CARD, PROMPTS = Path(__file__).with_name("card.md"), Path(__file__).with_name("prompts.txt")
 
 
 def continuations(llm: LLM, length: int = 60) -> list[str]:
@@ -47,20 +55,41 @@ def verification_yield(work: Path, llm: LLM, hashes: Hashes, length: int = 96) -
     return sum(yields) / len(yields)
 
 
+def perplexities(work: Path, llm: LLM, hashes: Hashes, trunk: TinyModel) -> Iterator[str]:
+    """A line per text: the engine's value and the trainer's, on the same windows."""
+    streams = Streams(work)
+    for name, what, window, limit in (
+        ("train.txt", "training text", 256, 16), ("train.txt", "training text", 1024, 4),
+        ("heldout.txt", "held-out entries", 256, 16),
+    ):  # fmt: skip
+        text = (work / name).read_text()
+        engine = eval_ppl.evaluate(llm, text, window=window, limit=limit)["perplexity"]
+        trainer = math.exp(evaluate(trunk, hashes, streams.encode(text), window, limit))
+        command = f"eval_ppl.py FOLDER WORK/{name} --window {window} --limit {limit}"
+        yield f"- perplexity of the {what}: {engine:.3f} by `{command}`; the training model says {trainer:.3f}"
+
+
 def report(work: Path, model: Path) -> str:
-    """The figures."""
-    hashes, streams, llm = Hashes(work), Streams(work), LLM(str(model))
+    """The card."""
+    torch.set_num_threads(1)
+    hashes, llm = Hashes(work), LLM(str(model))
     trunk = load_trunk(work, hashes)
-    heldout = evaluate(trunk, hashes, streams.encode((work / "heldout.txt").read_text()), 512)
-    train = evaluate(trunk, hashes, streams.text, 512, limit=20)
-    lines = [
-        f"- training-text perplexity (trainer, 20 windows of 512): {math.exp(train):.2f}",
-        f"- held-out perplexity (trainer, 16 windows of 512): {math.exp(heldout):.2f}",
-    ]
+    figures = list(perplexities(work, llm, hashes, trunk))
+    stored = sum(file.stat().st_size for file in model.glob("*.safetensors")) / 1e6
+    parameters = sum(value.numel() for value in trunk.parameters())
     if (work / "drafter.pt").exists():
-        lines.append(f"- tokens per verification, greedy, 5 drafts: {verification_yield(work, llm, hashes):.2f}")
-    last = json.loads((work / "trunk.jsonl").read_text().splitlines()[-1])
-    return "\n".join([*lines, f"- trunk steps: {last['step']}", "", *continuations(llm)])
+        figures.append(f"- tokens per verification, greedy, 5 drafts: {verification_yield(work, llm, hashes):.2f}")
+        parameters += sum(value.numel() for value in Drafter(hashes.config).parameters())
+    log = [json.loads(line) for line in (work / "trunk.jsonl").read_text().splitlines()]
+    minutes = max(line.get("minutes", 0) for line in log)
+    return CARD.read_text().format(
+        parameters=f"{parameters / 1e6:.1f}",
+        stored=f"{stored:.1f}",
+        steps=log[-1]["step"],
+        minutes=f"{minutes:.0f}",
+        figures="\n".join(figures),
+        continuations="\n".join(continuations(llm)),
+    )
 
 
 if __name__ == "__main__":
@@ -68,4 +97,7 @@ if __name__ == "__main__":
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     a = parser.parse_args()
-    print(report(a.work, a.model))
+    (a.model / "README.md").write_text(report(a.work, a.model))
+    for file in a.work.glob("*.jsonl"):
+        shutil.copyfile(file, a.model / file.name)
+    plot(a.work, a.model / "curves.png")
