@@ -77,11 +77,14 @@ def evaluate(model: TinyModel, hashes: Hashes, tokens: list[int], length: int, l
     """Nats per token over the first ``limit`` windows of ``length``, each after a begin token."""
     model.eval()
     total, count, exact = 0.0, 0, Numerics(precise=True)
-    for start in range(0, min(len(tokens), limit * length), length):
-        window = torch.tensor([[BOS, *tokens[start : start + length]]])
-        inputs, targets = window[:, :-1], window[:, 1:]
+    windows = [torch.tensor([BOS, *tokens[at : at + length]]) for at in range(0, len(tokens), length)][:limit]
+    while windows:
+        # The last window may be shorter than the others.
+        size = 8 if len(windows) > 8 else max(len(windows) - 1, 1)
+        part, windows = torch.stack(windows[:size]), windows[size:]
+        inputs, targets = part[:, :-1], part[:, 1:]
         logits = model.logits(model(inputs, hashes.rows(inputs), exact)[0], exact)
-        total += float(functional.cross_entropy(logits[0], targets[0], reduction="sum"))
+        total += float(functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
         count += targets.numel()
     model.train()
     return total / count
