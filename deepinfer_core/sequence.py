@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
-
-FinishReason = Literal["stop", "length", "abort", "error"]
-
-__all__ = ["FinishReason", "SequenceState"]
 
 
 class SequenceState(StrEnum):
@@ -26,8 +21,3 @@ class SequenceState(StrEnum):
     def is_finished(self) -> bool:
         """Whether the state is terminal."""
         return self.name.startswith("FINISHED_")
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the request holds pages and a slot."""
-        return self in (SequenceState.PREFILLING, SequenceState.DECODING)

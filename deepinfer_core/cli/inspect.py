@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = open_model(args.model, manager)
     config = manager.model_for(checkpoint.architecture).translate_config(checkpoint.config)
     plugin = next(row for row in manager.table() if row.seam == "model" and row.state == "active")
-    headers, rows = config.plan_table()
+    headers, rows = config.plan.table()
     summary = {
         "model": str(checkpoint.path),
         "architecture": checkpoint.architecture,

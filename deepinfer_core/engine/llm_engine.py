@@ -31,6 +31,7 @@ from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling import SamplingState
 from deepinfer_core.sampling.processors import check_extra
 from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.sequence import SequenceState
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
 from deepinfer_core.worker.step_rows import StepRows
 
@@ -309,7 +310,7 @@ class LLMEngine:
         self._kv_hooks.committed(plan, names, list(ended), prompts)
 
     def _has_ended(self, request: Request) -> bool:
-        return self.scheduler.state(request.handle).startswith("finished")
+        return SequenceState(self.scheduler.state(request.handle)).is_finished
 
     def _take_finished(self) -> list[tuple[Request, RequestOutput]]:
         """Terminal outputs, each request's exactly once; what they held is released at the next step."""

@@ -3,12 +3,9 @@
 from deepinfer_core.model_loader.checkpoint import CheckpointIndex, TensorInfo
 from deepinfer_core.model_loader.hf_config import HFConfig, load_hf_config
 from deepinfer_core.model_loader.tied import warn_if_different
-from deepinfer_core.model_loader.weights import E2M1_PAIRS, E4M3, E8M0, WeightSpec, load_weights, materialize
+from deepinfer_core.model_loader.weights import WeightSpec, load_weights, materialize
 
 __all__ = [
-    "E2M1_PAIRS",
-    "E4M3",
-    "E8M0",
     "CheckpointIndex",
     "HFConfig",
     "TensorInfo",

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Storage names for parameters that hold codes as uint8.
-E4M3 = ("F8_E4M3",)
-E8M0 = ("F8_E8M0", "U8")
-E2M1_PAIRS = ("I8", "U8")
-
 _PLAIN_DTYPES = {
     "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
     "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",

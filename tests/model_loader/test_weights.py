@@ -16,8 +16,6 @@ from torch import nn
 
 from deepinfer_core.errors import CheckpointError
 from deepinfer_core.model_loader import (
-    E4M3,
-    E8M0,
     CheckpointIndex,
     WeightSpec,
     load_weights,
@@ -84,7 +82,8 @@ def test_codes_are_bytes(write_single):
     codes = torch.arange(6, dtype=torch.uint8).reshape(2, 3)
     index = CheckpointIndex.open(write_single({"w": stored(codes, "F8_E4M3"), "s": ("F8_E8M0", [1], b"\x7f")}))
     module = model(w=("U8", (2, 3)), s=("U8", (1,)))
-    load_weights(module, index, [WeightSpec("w", "w", dtypes=E4M3), WeightSpec("s", "s", dtypes=E8M0)])
+    specs = [WeightSpec("w", "w", dtypes=("F8_E4M3",)), WeightSpec("s", "s", dtypes=("F8_E8M0", "U8"))]
+    load_weights(module, index, specs)
     assert torch.equal(module.w, codes) and module.s.tolist() == [127]
 
 

@@ -65,13 +65,6 @@ def a_bool(value: object) -> bool:
     raise TypeError("true or false")
 
 
-def a_string(value: object) -> str:
-    """A string."""
-    if isinstance(value, str):
-        return value
-    raise TypeError("a string")
-
-
 def integers(value: object) -> tuple[int, ...]:
     """A list of integers."""
     if isinstance(value, list | tuple):

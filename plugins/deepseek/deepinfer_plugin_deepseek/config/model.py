@@ -170,10 +170,6 @@ class DeepseekV41Config:
             ("moe_intermediate_size", self.moe.intermediate_size),
         )
 
-    def plan_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """See :class:`deepinfer_core.interfaces.model.ArchitectureConfig`."""
-        return self.plan.table()
-
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DeepseekV41Config:
         """Translate a parsed ``config.json``: the published nested layout or the reference's flat one.
