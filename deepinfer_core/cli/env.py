@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from deepinfer_core import envs
-from deepinfer_core.cli.plugins import plugin_rows
+from deepinfer_core.cli.plugins_list import plugin_rows
 from deepinfer_core.cli.tables import print_table
 from deepinfer_core.errors import ConfigError
 

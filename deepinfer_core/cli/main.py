@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from deepinfer_core import envs
 from deepinfer_core.cli.parser import Parser
@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "chat": "converse with a model, line by line",
     "inspect": "show a checkpoint's config and layer plan",
     "models": "list the checkpoints that installed packages ship",
-    "plugins": "list plugins, their state and the reason",
+    "plugins": "list plugins, explain them, and switch them on and off",
     "env": "show versions, hardware, environment variables and plugins",
 }
 #: They must work whatever state the environment is in: they are how one finds out.
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 stops nothing
     try:
-        code = _run_command(name, arguments[1:]) if name[:1] not in ("", "-") else _run_without_command(arguments)
+        code = _run_command(name, arguments[1:]) if name[:1] not in ("", "-") else _run_bare(arguments)
         sys.stdout.flush()  # here a reader that went away is noticed in time
         return code
     except SystemExit as exit:  # argparse: --help is 0, a bad option 2
@@ -87,10 +87,20 @@ def _run_command(name: str, arguments: list[str]) -> int:
         logging.basicConfig(
             level=envs.read("DEEPINFER_LOG_LEVEL").upper(), format="%(levelname)s %(name)s: %(message)s"
         )
-    command = _find(name)
-    parser = Parser(prog=f"deepinfer {name}", description=COMMANDS.get(name) or getattr(command, "__doc__", None))
+    command: Any = _find(name)
+    prog, description = f"deepinfer {name}", COMMANDS.get(name) or command.__doc__
+    if hasattr(command, "ACTIONS"):
+        action = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
+        if action is None:
+            return _run_without_command(arguments, prog, description, command.ACTIONS)
+        if action not in command.ACTIONS:
+            known = f"(known: {', '.join(command.ACTIONS)})"
+            raise ConfigError(f"unknown action {action!r}{nearest(action, command.ACTIONS)} {known}")
+        prog, description = f"{prog} {action}", command.ACTIONS[action]
+        command = importlib.import_module(f"{command.__name__}_{action}")
+    parser = Parser(prog=prog, description=description)
     command.add_arguments(parser)
-    return command.run(parser.parse_intermixed_args(arguments))
+    return cast("Command", command).run(parser.parse_intermixed_args(arguments))
 
 
 def _find(name: str) -> Command:
@@ -105,28 +115,31 @@ def _find(name: str) -> Command:
     return cast("Command", manager.command(name))
 
 
-def _run_without_command(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="deepinfer",
-        usage="deepinfer COMMAND [options]",
-        description="LLM inference for DeepSeek-V4.1-class models.",
-        epilog=_epilog(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    if parser.parse_args(arguments).version:
+def _run_bare(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
         import importlib.metadata
 
         print(importlib.metadata.version("deepinfer-core"))
         return 0
+    known = {**COMMANDS, **{name: help for name, help in _plugin_commands().items() if name not in COMMANDS}}
+    return _run_without_command(arguments, "deepinfer", "LLM inference for DeepSeek-V4.1-class models.", known)
+
+
+def _run_without_command(arguments: list[str], prog: str, description: str, known: Mapping[str, str]) -> int:
+    """Help of a command that needs another word after it."""
+    lines = [f"  {name:<14} {help}".rstrip() for name, help in known.items()]
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} COMMAND [options]",
+        description=description,
+        epilog="\n".join(["commands:", *lines, "", f"{prog} COMMAND --help shows a command's options."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if prog == "deepinfer":
+        parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.parse_args(arguments)
     parser.print_help(sys.stderr)
     return 2
-
-
-def _epilog() -> str:
-    known: Mapping[str, str] = {**_plugin_commands(), **COMMANDS}
-    lines = [f"  {name:<14} {known[name]}".rstrip() for name in [*COMMANDS, *(n for n in known if n not in COMMANDS)]]
-    return "\n".join(["commands:", *lines, "", "deepinfer COMMAND --help shows a command's options."])
 
 
 def _plugin_commands() -> Mapping[str, str]:
