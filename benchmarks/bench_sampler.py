@@ -70,7 +70,7 @@ def compare(name: str, logits: torch.Tensor, sampler: DefaultSampler) -> None:
         ]
         for state, output in zip(states, outputs, strict=True):
             for token in output.tolist():
-                state.append(token)
+                state.advance(token)
         return best_seconds(lambda: sampler.sample(logits, [state.row(100) for state in states]), 10)
 
     read = best_seconds(lambda: logits.max(), 10)

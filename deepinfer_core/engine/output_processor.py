@@ -21,7 +21,7 @@ def append_token(request: Request, token: int, sampled: SamplerOutput, row: int,
     request.metrics.first_token_time = request.metrics.first_token_time or now
     request.metrics.last_token_time = now
     request.token_ids.append(token)
-    request.sampling.append(token)
+    request.sampling.advance(token)
     if request.params.logprobs is not None:
         request.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
         request.cumulative_logprob += float(sampled.logprobs[row])

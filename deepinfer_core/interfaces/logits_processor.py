@@ -27,7 +27,8 @@ class RowContext:
 
     parameters: ``params.extra`` of this component, frozen plain data.
     prompt_token_ids, output_token_ids: ``[P]`` and ``[T]`` int32, read-only; the token being drawn comes next.
-        They hold committed tokens only, also after a preemption.
+        Also after a preemption they hold committed tokens, and where tokens are drafted ahead the drafts before
+        this one: what the row yields counts only if these are accepted.
     """
 
     request_id: str

@@ -24,6 +24,8 @@ class TokenCounts:
     def __init__(self, prompt_token_ids: Iterable[int] = ()) -> None:
         prompt = dict.fromkeys(prompt_token_ids)
         self._places = {token: place for place, token in enumerate(prompt)}
+        self._num_prompt = len(prompt)
+        self._output: list[int] = []
         self._ids = np.array([*prompt, *[0] * _FIRST_CAPACITY], np.int32)
         self._counts = np.zeros(len(self._ids), np.int32)
 
@@ -35,6 +37,15 @@ class TokenCounts:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._ids[place] = token
         self._counts[place] += 1
+        self._output.append(token)
+
+    def pop(self) -> None:
+        """Take the last token back."""
+        token = self._output.pop()
+        place = self._places[token]
+        self._counts[place] -= 1
+        if self._counts[place] == 0 and place >= self._num_prompt:
+            del self._places[token]  # the last place: those made later are gone already
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -48,26 +59,38 @@ class TokenCounts:
 
 
 class TokenLog:
-    """Token ids that only ever grow; views of it are read-only and stay as they are."""
+    """Token ids that grow at the end; views of it are read-only and stay as they are."""
 
-    def __init__(self) -> None:
-        self._buffer = np.empty(_FIRST_CAPACITY, np.int32)
-        self._size = 0
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._buffer = np.empty(max(_FIRST_CAPACITY, 2 * len(tokens)), np.int32)
+        self._buffer[: len(tokens)] = tokens
+        self._size = len(tokens)
+        self._num_shown = 0
+        """The part that some view has: never written again."""
 
     def append(self, token: int) -> None:
         """Add a token."""
+        if self._size < self._num_shown and self._buffer[self._size] == token:
+            self._size += 1  # taken back, and here again
+            return
         if self._size == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
+        elif self._size < self._num_shown:
+            self._buffer, self._num_shown = self._buffer.copy(), self._size
         self._buffer.flags.writeable = True
         self._buffer[self._size] = token
         self._buffer.flags.writeable = False
         self._size += 1
 
+    def pop(self, count: int) -> None:
+        """Take the last tokens back."""
+        self._size -= count
+
     def view(self) -> NDArray[np.int32]:
         """The tokens so far."""
-        view = self._buffer[: self._size]
-        view.flags.writeable = False
-        return view
+        self._buffer.flags.writeable = False
+        self._num_shown = max(self._num_shown, self._size)
+        return self._buffer[: self._size]
 
 
 class SamplingState:
@@ -77,7 +100,9 @@ class SamplingState:
     stop_ids: ids that would end the request; masked until ``min_tokens`` tokens are out.
     is_processed: whether a logits_processor component acts on the request.
 
-    It depends on the tokens given to :meth:`append` and nothing else, so a preemption does not touch it.
+    It depends on its tokens and nothing else, so a preemption does not touch it. :meth:`advance` takes in a token,
+    :meth:`retreat` takes the last ones back, and the state is as if they had never come: so one looks ahead, at what
+    would be drawn after tokens that are only drafted. Whatever else a row depends on has to follow both.
     """
 
     def __init__(
@@ -107,16 +132,25 @@ class SamplingState:
             prompt.flags.writeable = False
             self._context = RowContext(request_id, params, prompt, self._log.view())
 
-    def append(self, token: int) -> None:
-        """Take in an output token that is committed."""
+    def advance(self, token: int) -> None:
+        """Take in an output token: a committed one, or a draft that :meth:`retreat` takes back."""
         self._num_outputs += 1
         if self._counts is not None:
             self._counts.append(token)
         if self._log is not None:
             self._log.append(token)
 
+    def retreat(self, count: int) -> None:
+        """Take the last ``count`` tokens back."""
+        self._num_outputs -= count
+        if self._counts is not None:
+            for _ in range(count):
+                self._counts.pop()
+        if self._log is not None:
+            self._log.pop(count)
+
     def row(self, position: int) -> SamplingRow:
-        """The row of the token to be drawn at an absolute position."""
+        """The row of the token to be drawn at an absolute position; good until the next :meth:`advance`."""
         forced = self._params.forced_token_ids
         return SamplingRow(
             self._params,
@@ -126,6 +160,26 @@ class SamplingState:
             forced[self._num_outputs] if self._num_outputs < len(forced) else None,
             None if self._log is None else attrs.evolve(self._context, output_token_ids=self._log.view()),
         )
+
+    def rows(self, position: int, drafts: Sequence[int]) -> list[SamplingRow]:
+        """``1 + len(drafts)`` rows, of ``position`` and those after it: row i as if ``drafts[:i]`` had been accepted.
+
+        The state is afterwards as it was. A row after a draft that cannot be accepted serves no purpose, but there
+        is one.
+        """
+        rows = [self._lasting(self.row(position))] if drafts else [self.row(position)]
+        for ahead, draft in enumerate(drafts, start=1):
+            self.advance(draft)
+            rows.append(self._lasting(self.row(position + ahead)))
+        self.retreat(len(drafts))
+        return rows
+
+    def _lasting(self, row: SamplingRow) -> SamplingRow:
+        """The row with copies of what :meth:`advance` writes to."""
+        if self._counts is None or row.edits is None:
+            return row
+        seen = {"seen_ids": row.edits.seen_ids.copy(), "seen_counts": row.edits.seen_counts.copy()}
+        return attrs.evolve(row, edits=attrs.evolve(row.edits, **seen))
 
     def _edits(self) -> LogitEdits | None:
         edits = self._early_edits if self._num_outputs < self._params.min_tokens else self._late_edits

@@ -89,7 +89,7 @@ def test_stop_ids_are_banned_until_min_tokens_are_out(num_output_tokens: int, mi
     batch[0, 1], batch[0, 3] = 9.0, 8.0
     state = SamplingState("", params, 0, [], (1, 3))
     for _ in range(num_output_tokens):
-        state.append(0)
+        state.advance(0)
     out = SAMPLER.sample(batch, [state.row(50)])
     assert out.token_ids.tolist() == [0 if num_output_tokens < min_tokens else 1]
 

@@ -91,7 +91,7 @@ def run(
 ) -> SamplerOutput:
     state = SamplingState("r", params, seed, prompt, (EOS,))
     for token in output:
-        state.append(token)
+        state.advance(token)
     return SAMPLER.sample(torch.from_numpy(logits[None]), [state.row(position)])
 
 
@@ -174,7 +174,7 @@ def test_rows_of_every_kind_in_one_batch_equal_each_alone(batch: Any, random: An
             params = attrs.evolve(params, forced_token_ids=[5] * (len(output) + 1))
         state = SamplingState("", params, place, prompt, (EOS,))
         for token in output:
-            state.append(token)
+            state.advance(token)
         rows.append(state.row(50))
         logits.append(row_logits)
         alone.append(SAMPLER.sample(torch.from_numpy(row_logits[None]), rows[-1:]))
@@ -213,7 +213,7 @@ def test_a_large_row_equals_the_reference_on_every_instruction_set(isa: str) -> 
             state = SamplingState("", params, 7, many.tolist(), ())
             output = rng.choice(many, 60).tolist() * 2
             for token in output:
-                state.append(token)
+                state.advance(token)
             out = sampler.sample(torch.from_numpy(logits[None]), [state.row(9)])
             expected = edited(logits, many.tolist(), output, params)
             assert out.token_ids.tolist() == [drawn(expected, params, 7, 9)]

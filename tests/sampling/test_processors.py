@@ -56,7 +56,7 @@ def row(seed: int, extra: dict[str, Any] | None = None, output: Sequence[int] = 
     params = SamplingParams(**{"temperature": 0.0, **fields, "extra": extra})
     state = SamplingState(f"request {seed}", params, seed, [1, 2, 3], is_processed=bool(extra))
     for token in output:
-        state.append(token)
+        state.advance(token)
     return state.row(3 + len(output))
 
 
