@@ -22,6 +22,7 @@ from deepinfer_core.engine.kv_hooks import KvHooks
 from deepinfer_core.engine.prompt_scoring import PromptScoring
 from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
+from deepinfer_core.engine.uncalled import refuse_uncalled
 from deepinfer_core.errors import ConfigError, GenerationError, RequestError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.sampler import SamplingRow
@@ -60,6 +61,7 @@ class LLMEngine:
         self.manager = PluginManager(config.plugins, backend=config.backend)
         self.hf_config = open_model(config.model.model, self.manager)
         self.manager.resolve(self.hf_config.architecture)
+        refuse_uncalled(self.manager)
         self.hooks = self.manager.hooks
         self.tokenizer = self._load_tokenizer()
         self._processors = self.manager.named("logits_processor")

@@ -18,7 +18,9 @@ class Seam:
     ``collected`` all, independent of each other; ``registry`` and ``modality`` looked up by an entry of
     the capability ``key``.
     version: (major, minor); a plugin's manifest states the range it was written for.
-    protocol: ``"module:Protocol"`` a component must satisfy, or None while the seam has no caller.
+    protocol: ``"module:Protocol"`` a component must satisfy; None for hooks, which ``deepinfer_core.hookspecs``
+        specifies, and for a seam that is not specified yet.
+    is_called: whether the engine asks the seam's components. One that it would leave unasked is refused at start-up.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Seam:
     protocol: str | None
     varies: str
     key: str | None = None
+    is_called: bool = True
 
     @property
     def is_eager(self) -> bool:
@@ -43,8 +46,10 @@ _TABLE: Final = (
     Seam("checkpoint", "registry", (1, 0), "deepinfer_core.interfaces.checkpoint:Checkpoint",
          "where the files of a named model are",
          key="models"),
-    Seam("attention", "exclusive", (1, 0), None, "attention given index lists; cache layout and codec"),
-    Seam("moe", "exclusive", (1, 0), None, "router, executor, transport"),
+    Seam("attention", "exclusive", (1, 0), "deepinfer_core.interfaces.attention:Attention",
+         "kernels of attention, compressor and indexer"),
+    Seam("moe", "exclusive", (1, 0), "deepinfer_core.interfaces.moe:Moe",
+         "kernels of router, activation and experts"),
     Seam("speculator", "exclusive", (1, 0), "deepinfer_core.interfaces.speculator:Speculator",
          "observe, propose; verifier; draft-length policy"),
     Seam("sampler", "exclusive", (1, 0), "deepinfer_core.interfaces.sampler:Sampler",
@@ -52,10 +57,17 @@ _TABLE: Final = (
     Seam("logits_processor", "chained", (1, 0), "deepinfer_core.interfaces.logits_processor:LogitsProcessor",
          "edits of a row's logits"),
     Seam("grammar", "exclusive", (1, 0), None, "compile, accept, rollback, fill mask"),
-    Seam("scheduler_policy", "exclusive", (1, 0), None, "admission, ordering, victim choice, mixing"),
-    Seam("eplb_policy", "exclusive", (1, 0), None, "counts to placement maps"),
-    Seam("kv_connector", "chained", (1, 0), None, "save, load, hand over KV"),
-    Seam("multimodal", "modality", (1, 0), None, "media to embeddings", key="modalities"),
+    Seam("scheduler_policy", "exclusive", (1, 0), "deepinfer_core.interfaces.scheduler_policy:SchedulerPolicy",
+         "admission, ordering, victim choice, mixing",
+         is_called=False),
+    Seam("eplb_policy", "exclusive", (1, 0), "deepinfer_core.interfaces.eplb_policy:EplbPolicy",
+         "counts to placement maps",
+         is_called=False),
+    Seam("kv_connector", "chained", (1, 0), "deepinfer_core.interfaces.kv_connector:KvConnector",
+         "save, load, hand over KV",
+         is_called=False),
+    Seam("multimodal", "modality", (1, 0), "deepinfer_core.interfaces.multimodal:Multimodal",
+         "media to embeddings", key="modalities", is_called=False),
     Seam("hooks", "collected", (1, 0), None, "the lifecycle hooks of deepinfer_core.hookspecs"),
     Seam("command", "collected", (1, 0), "deepinfer_core.interfaces.command:Command",
          "extra deepinfer subcommands"),

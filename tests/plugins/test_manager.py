@@ -115,7 +115,7 @@ def test_a_plugin_named_twice_counts_once(grammar: Install) -> None:
 
 
 def test_a_chain_is_ordered_by_before_and_after_then_by_distribution(install: Install) -> None:
-    code = THING
+    code = THING + "    attach = find = load = save = finished = close = None\n"
     install("a", "kv_connector", code.format(label="a"), distribution="z-last")
     install("b", "kv_connector", code.format(label="b"), distribution="a-first", extra='after = ["c"]')
     install("c", "kv_connector", code.format(label="c"), distribution="m-middle")
