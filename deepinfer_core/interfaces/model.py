@@ -58,11 +58,13 @@ class ModelContext:
     kernels: the backend's kernel family (a namespace of ops).
     rollback: how many already processed positions of a sequence may be processed again (rejected drafts).
     tokenizer: of the checkpoint, or None when none is at hand (a model that needs it says so).
+    device: where the forward's tensors will be; what a model makes itself, such as rotary frequencies, belongs there.
     """
 
     kernels: Any
     rollback: int = 0
     tokenizer: Tokenizer | None = None
+    device: torch.device | str = "cpu"
 
 
 @attrs.frozen(eq=False)

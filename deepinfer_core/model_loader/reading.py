@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -15,12 +16,15 @@ from deepinfer_core.model_loader.checkpoint import TensorInfo
 
 #: Bytes per read: large enough for full disk speed, small enough to see progress.
 CHUNK_BYTES = 16 << 20
+#: How long a thread that was told to stop is waited for; one that is stuck in a read is left behind.
+_JOIN_SECONDS = 1.0
 
-Read = tuple[TensorInfo, "memoryview[Any]"]
+#: A tensor, and a context in which the memory for its bytes, as many as it has, may be written.
+Read = tuple[TensorInfo, Callable[[], AbstractContextManager["memoryview[Any]"]]]
 
 
 def read_all(reads: Sequence[Read], *, use_tqdm: bool = True, watchdog_seconds: float = 1800.0) -> None:
-    """Fill each buffer with its tensor's bytes, in the given order.
+    """Read each tensor's bytes into its memory, in the given order, from one thread.
 
     The bar shows only on a terminal. Raises CheckpointError when a file ends early or cannot be read, or when
     no byte arrives for ``watchdog_seconds``, naming the tensor, file and offset.
@@ -35,6 +39,7 @@ def read_all(reads: Sequence[Read], *, use_tqdm: bool = True, watchdog_seconds: 
             _watch(reader, bar, watchdog_seconds)
         finally:
             reader.stopped.set()
+            thread.join(_JOIN_SECONDS)  # one that still held tensors as the interpreter ends would abort it
     if reader.error is not None:
         raise reader.error
 
@@ -72,8 +77,9 @@ class _Reader:
         try:
             for shard, group in groupby(self.reads, key=lambda read: read[0].shard):
                 with shard.open("rb", buffering=0) as file:
-                    for tensor, buffer in group:
-                        self._read(file, tensor, buffer)
+                    for tensor, memory in group:
+                        with memory() as buffer:
+                            self._read(file, tensor, buffer)
         except OSError as cause:
             self.error = CheckpointError(f"cannot read {self.where}: {cause.strerror or cause}")
         except BaseException as error:  # whatever it is, it belongs to the thread that waits

@@ -2,7 +2,7 @@
 
 The model is built on the meta device, so nothing is allocated before :func:`load_weights` has seen that every
 tensor fits; each tensor is then read straight into its parameter's memory, so that the peak is about the
-parameters themselves.
+parameters themselves. A device's memory is filled through the host's, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -65,7 +67,7 @@ def load_weights(
     use_tqdm: bool = True,
     watchdog_seconds: float = 1800.0,
 ) -> None:
-    """Check everything, allocate ``module``'s meta tensors on ``device`` (host memory), and fill them.
+    """Check everything, allocate ``module``'s meta tensors on ``device``, and fill them.
 
     Raises CheckpointError before anything is allocated, with every tensor that is missing, unexpected, of the
     wrong shape or dtype, and every parameter part that no tensor fills; and later when reading fails or makes
@@ -75,7 +77,7 @@ def load_weights(
     fitted = _check(index, targets, list(specs), ignore)
     materialize(module, device)
     targets = {name: tensor for name, tensor in _named(module) if name in targets}
-    reads = [(entry.tensor, _bytes_of(_part(targets, entry.spec))) for entry in fitted]
+    reads = [(entry.tensor, partial(_memory_of, _part(targets, entry.spec))) for entry in fitted]
     read_all(reads, use_tqdm=use_tqdm, watchdog_seconds=watchdog_seconds)
 
 
@@ -182,10 +184,12 @@ def _unexpected(index: CheckpointIndex, wanted: set[str], ignore: Ignore) -> lis
     return problems
 
 
-def _bytes_of(part: Tensor) -> memoryview[Any]:
-    """The memory of a contiguous host tensor, writable."""
+@contextmanager
+def _memory_of(part: Tensor) -> Iterator[memoryview[Any]]:
+    """Host memory for the bytes of a contiguous tensor: its own, or what is copied to its device at the end."""
     import torch
 
-    if part.device.type != "cpu":
-        raise ValueError(f"weights are read into host memory, got a tensor on {part.device}")
-    return memoryview(part.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    host = part.detach() if part.device.type == "cpu" else torch.empty(part.shape, dtype=part.dtype)
+    yield memoryview(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    if host.device != part.device:
+        part.detach().copy_(host)

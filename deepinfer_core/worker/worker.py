@@ -13,6 +13,7 @@ from deepinfer_core.model_loader import CheckpointIndex, HFConfig, load_weights
 from deepinfer_core.model_loader.tied import warn_if_different
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
+from deepinfer_core.worker.kernels import model_kernels
 from deepinfer_core.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ class Worker:
     ) -> tuple[Model, ArchitectureConfig]:
         architecture = manager.model_for(hf_config.architecture)
         arch_config = architecture.translate_config(hf_config.config)
-        return architecture.build(
-            arch_config, ModelContext(kernels=self.backend.kernels, tokenizer=tokenizer)
-        ), arch_config
+        kernels = model_kernels(manager, self.backend)
+        context = ModelContext(kernels=kernels, tokenizer=tokenizer, device=self.backend.device)
+        return architecture.build(arch_config, context), arch_config
 
     def _load(self, model: Model, index: CheckpointIndex) -> None:
         for name, used_instead in model.tied_tensors().items():

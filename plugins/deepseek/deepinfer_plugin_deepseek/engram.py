@@ -99,21 +99,15 @@ class HashLayout:
         """Rows each layer's table must have."""
         return [int(part.sum()) for part in self.primes]
 
-    def row_ids(self, compressed_ids: Tensor, layer: int) -> Tensor:
-        """``compressed_ids [N, max_ngram]`` int64 (column k: k tokens back) → table rows ``[N, columns]`` int64."""
-        terms = compressed_ids * torch.from_numpy(self.multipliers[layer])
-        hashes = functools.reduce(lambda done, term: [*done, done[-1] ^ term], terms.unbind(1)[1:], [terms[:, 0]])
-        ngrams = torch.stack(hashes[1:], 1)
-        rows = ngrams[:, :, None] % torch.from_numpy(self.primes[layer])
-        return rows.flatten(1) + torch.from_numpy(self.offsets[layer])
-
 
 class TokenHasher:
-    """Turns a step's token context into rows of every engram layer's table."""
+    """Turns a step's token context, on ``device``, into rows of every engram layer's table."""
 
-    def __init__(self, config: EngramConfig, layout: HashLayout, token_map: np.ndarray) -> None:
-        self._layout = layout
-        self._map = torch.from_numpy(token_map)
+    def __init__(
+        self, config: EngramConfig, layout: HashLayout, token_map: np.ndarray, device: torch.device | str = "cpu"
+    ) -> None:
+        tables = (token_map, layout.multipliers, layout.primes, layout.offsets)
+        self._map, self._multipliers, self._primes, self._offsets = (torch.from_numpy(t).to(device) for t in tables)
         self._pad = int(token_map[config.pad_token_id])
         self._layers = {layer: place for place, layer in enumerate(config.layer_ids)}
 
@@ -121,7 +115,15 @@ class TokenHasher:
         """``context_ids [N, max_ngram]`` (-1 = before the sequence) → ``{layer: [N, columns]}``."""
         mapped = self._map[context_ids.clamp_min(0)]
         mapped = torch.where(context_ids < 0, self._pad, mapped)
-        return {layer: self._layout.row_ids(mapped, place) for layer, place in self._layers.items()}
+        return {layer: self._row_ids(mapped, place) for layer, place in self._layers.items()}
+
+    def _row_ids(self, compressed_ids: Tensor, layer: int) -> Tensor:
+        """``compressed_ids [N, max_ngram]`` int64 (column k: k tokens back) → table rows ``[N, columns]`` int64."""
+        terms = compressed_ids * self._multipliers[layer]
+        hashes = functools.reduce(lambda done, term: [*done, done[-1] ^ term], terms.unbind(1)[1:], [terms[:, 0]])
+        ngrams = torch.stack(hashes[1:], 1)
+        rows = ngrams[:, :, None] % self._primes[layer]
+        return rows.flatten(1) + self._offsets[layer]
 
 
 class Embedding(nn.Module):

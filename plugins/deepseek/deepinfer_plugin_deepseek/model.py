@@ -72,9 +72,10 @@ class TextModel(nn.Module):
         self.norm = Norm(config.hidden_size)
         self.head = self.embed if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._hasher = _token_hasher(config, context)
+        rope_dim = config.attention.rope_head_dim
         self._inv_freq: dict[RopeKind, Tensor] = {
-            "window": inverse_frequencies(config.rope_window, config.attention.rope_head_dim),
-            "compressed": inverse_frequencies(config.rope_compressed, config.attention.rope_head_dim),
+            "window": inverse_frequencies(config.rope_window, rope_dim).to(context.device),
+            "compressed": inverse_frequencies(config.rope_compressed, rope_dim).to(context.device),
         }
 
     @property
@@ -167,4 +168,4 @@ def _token_hasher(config: DeepseekV41Config, context: ModelContext) -> TokenHash
             f"the tokenizer has {distinct} distinct engram tokens but engram_compressed_vocab_size is "
             f"{settings.compressed_vocab_size}; the tokenizer is not the one this checkpoint was trained with"
         )
-    return TokenHasher(settings, layout, token_map)
+    return TokenHasher(settings, layout, token_map, context.device)

@@ -44,7 +44,7 @@ class BlockDrafter(nn.Module):
         self._kernels, self._rollback = context.kernels, context.rollback
         self._stages = [Stage(config, index) for index in range(config.num_stages)]
         self.mtp = nn.ModuleList(self._stages)
-        self._inv_freq = inverse_frequencies(config.rope, config.attention.rope_head_dim)
+        self._inv_freq = inverse_frequencies(config.rope, config.attention.rope_head_dim).to(context.device)
 
     @property
     def module(self) -> nn.Module:
