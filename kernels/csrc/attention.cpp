@@ -3,13 +3,13 @@
 #include <limits>
 #include <vector>
 
+#include "attention.h"
 #include "codec.h"
 #include "linear.h"
 
 namespace deepinfer {
 namespace {
 
-constexpr int64_t kProbabilityChunk = 64;  // slots over which probabilities share a running maximum
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The visible keys of one row: where each lies, in split order, and which slot of the key list it takes.
@@ -37,15 +37,6 @@ void score(const Rows& q, int64_t heads, int64_t D, const Keys& keys, int64_t be
     for (int64_t c = begin; c < end; c += kColumnChunk)
       dot_products(q.pointers() + h, std::min(kRowBlock, heads - h), D, columns, c,
                    std::min(kColumnChunk, end - c), p + h * kProbabilityChunk + c - begin, kProbabilityChunk);
-}
-
-// From split to natural order, over the denominator.
-void finish(const float* total, float denominator, int64_t D, bf16* out) {
-  for (int64_t d = 0; d < D; d += 32)
-    for (int64_t i = 0; i < 16; ++i) {
-      out[d + 2 * i] = to_bf16(total[d + i] / denominator);
-      out[d + 2 * i + 1] = to_bf16(total[d + 16 + i] / denominator);
-    }
 }
 
 // Some heads of one row: q, sink and out start at the first of them.

@@ -107,6 +107,23 @@ struct Argument<const Drafts&> {
 };
 
 template <>
+struct Argument<const Pages&> {
+  using Type = std::tuple<Address, Address, Address, Address, Address, int64_t, int64_t, int64_t, int64_t>;
+  static Pages convert(Type value) {
+    const auto [keys, values, block_tables, seq_of_row, positions, heads, entries, max_pages, window] = value;
+    return {at<const bf16>(keys),
+            at<const bf16>(values),
+            at<const int32_t>(block_tables),
+            at<const int32_t>(seq_of_row),
+            at<const int32_t>(positions),
+            heads,
+            entries,
+            max_pages,
+            window};
+  }
+};
+
+template <>
 struct Argument<const IndexQuery&> {
   using Type =
       std::tuple<Address, Address, Address, Address, Address, Address, Address, std::array<int64_t, 8>>;
@@ -156,6 +173,7 @@ PYBIND11_MODULE(_cpu, m) {
   bind(m, "rms_norm", &rms_norm);
   bind(m, "rope_table", &rope_table);
   bind(m, "apply_rope", &apply_rope);
+  bind(m, "apply_rope_half_split", &apply_rope_half_split);
   bind(m, "hyper_connection_mix", &hyper_connection_mix);
   bind(m, "hyper_connection_collapse", &hyper_connection_collapse);
   bind(m, "hyper_connection_expand", &hyper_connection_expand);
@@ -168,5 +186,6 @@ PYBIND11_MODULE(_cpu, m) {
   bind(m, "sparse_attention", &sparse_attention);
   bind(m, "draft_attention", &draft_attention);
   bind(m, "gathered_attention", &gathered_attention);
+  bind(m, "paged_attention", &paged_attention);
   bind(m, "engram_gate", &engram_gate);
 }

@@ -21,6 +21,14 @@ void rotate(const bf16* x, const float* cos, const float* sin, float sign, int64
   }
 }
 
+void rotate_half_split(const bf16* x, const float* cos, const float* sin, int64_t half, bf16* out) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float real = from_bf16(x[i]), imag = from_bf16(x[half + i]);
+    out[i] = to_bf16(real * cos[i] - imag * sin[i]);
+    out[half + i] = to_bf16(real * sin[i] + imag * cos[i]);
+  }
+}
+
 }  // namespace
 
 void rms_norm(Input x, Input weight, float eps, bf16* out, int64_t N, int64_t D) {
@@ -55,6 +63,15 @@ void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse,
     std::memcpy(out + i * D, x + i * D, plain * sizeof(bf16));
     const int64_t n = i / H;
     rotate(x + i * D + plain, cos + n * half, sin + n * half, sign, half, out + i * D + plain);
+  });
+}
+
+void apply_rope_half_split(const bf16* x, const float* cos, const float* sin, bf16* out, int64_t N, int64_t H,
+                           int64_t D, int64_t half) {
+  parallel_for(N * H, D, [&](int64_t i) {
+    const int64_t n = i / H, turned = 2 * half;
+    rotate_half_split(x + i * D, cos + n * half, sin + n * half, half, out + i * D);
+    std::memcpy(out + i * D + turned, x + i * D + turned, (D - turned) * sizeof(bf16));
   });
 }
 

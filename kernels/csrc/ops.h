@@ -53,6 +53,9 @@ void rope_table(const int64_t* positions, const float* inv_freq, float* cos, flo
 // x [N, H, D]; cos, sin [N, half] turn the trailing 2 * half dimensions.
 void apply_rope(const bf16* x, const float* cos, const float* sin, bool inverse, bf16* out, int64_t N,
                 int64_t H, int64_t D, int64_t half);
+// x [N, H, D]; cos, sin [N, half] turn dimension i < half with dimension half + i.
+void apply_rope_half_split(const bf16* x, const float* cos, const float* sin, bf16* out, int64_t N, int64_t H,
+                           int64_t D, int64_t half);
 
 // ---- hyper-connections: m streams of width d
 
@@ -121,6 +124,14 @@ void draft_attention(const bf16* q, const float* sink, float scale, const Drafts
 // The same softmax over plain keys [entries, D] picked by indices [N, K], -1 for an empty place of the list.
 void gathered_attention(const bf16* q, const bf16* keys, const int32_t* indices, const float* sink,
                         float scale, bf16* out, int64_t N, int64_t H, int64_t D, int64_t entries, int64_t K);
+struct Pages {
+  const bf16 *keys, *values;                             // [pages, heads, entries, D]
+  const int32_t *block_tables, *seq_of_row, *positions;  // [sequences, max_pages], [N], [N]
+  int64_t heads, entries, max_pages, window;             // window: most positions that a row sees
+};
+// q [N, H, D]; H a multiple of pages.heads.
+void paged_attention(const bf16* q, float scale, const Pages& pages, bf16* out, int64_t N, int64_t H,
+                     int64_t D);
 
 // ---- n-gram memory
 

@@ -16,6 +16,7 @@ def store_records(cache: int, slots: int, records: int, N: int, size: int, /) ->
 def rms_norm(x: _Array, weight: _Array, eps: float, out: int, N: int, D: int, /) -> None: ...
 def rope_table(positions: int, inv_freq: int, cos: int, sin: int, N: int, half: int, /) -> None: ...
 def apply_rope(x: int, cos: int, sin: int, inverse: bool, out: int, N: int, H: int, D: int, half: int, /) -> None: ...
+def apply_rope_half_split(x: int, cos: int, sin: int, out: int, N: int, H: int, D: int, half: int, /) -> None: ...
 def hyper_connection_mix(
     x: int,
     fn: int,
@@ -120,6 +121,16 @@ def gathered_attention(
     D: int,
     entries: int,
     K: int,
+    /,
+) -> None: ...
+def paged_attention(
+    q: int,
+    scale: float,
+    pages: tuple[int, int, int, int, int, int, int, int, int],
+    out: int,
+    N: int,
+    H: int,
+    D: int,
     /,
 ) -> None: ...
 def engram_gate(

@@ -220,7 +220,7 @@ def test_sparse_attention_softmax(family: KernelFamily) -> None:
             actual = cpu.gathered_attention(q, kv, idx, golden["sink"], scale)
         else:
             keys = [kv[row.clamp_min(0).long()] for row in idx]
-            rows = [attend(q[n], keys[n], idx[n] >= 0, golden["sink"], scale) for n in range(len(idx))]
+            rows = [attend(q[n], keys[n], keys[n], idx[n] >= 0, golden["sink"], scale) for n in range(len(idx))]
             actual = torch.stack(rows)
         close(actual, out)
         assert not actual[(idx < 0).all(-1)].any(), "nothing visible gives zero"

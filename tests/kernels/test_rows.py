@@ -111,6 +111,17 @@ def rope(rows: int, size: int) -> Case:
     return Case((positions, bf16(rows, 3, 2 * size + 5)), call)
 
 
+def rope_half_split(rows: int, size: int) -> Case:
+    frequencies = 1e4 ** -torch.linspace(0, 1, size)
+    positions = torch.randint(0, 1_000_000, (rows,))
+
+    def call(f: Any, positions: Tensor, x: Tensor) -> Tensor:
+        turned: Tensor = f.apply_rope_half_split(x, *f.rope_table(positions, frequencies))
+        return turned
+
+    return Case((positions, bf16(rows, 3, 2 * size + 5)), call)
+
+
 def mix(rows: int, size: int) -> Case:
     fn, base, scale = torch.randn(24, 4 * 3 * size), torch.randn(24), torch.rand(3)
     return Case(
@@ -169,6 +180,7 @@ CASES = {
     "rms_norm": rms_norm,
     "rms_norm f32": rms_norm_f32,
     "rope": rope,
+    "rope half split": rope_half_split,
     "hyper_connection_mix": mix,
     "hyper_connection_collapse": collapse,
     "hyper_connection_expand": expand,
@@ -286,6 +298,16 @@ def test_no_rows_is_no_error() -> None:
         case = CASES[name](2, 3)
         for out in case.run("cpu", torch.tensor([], dtype=torch.long)):
             assert out.shape[0] == 0, name
+
+
+def test_the_two_rotations_differ_by_the_order_of_dimensions() -> None:
+    """Pairs (i, i + R/2) brought side by side, turned, and put back."""
+    torch.manual_seed(8)
+    x, table = bf16(5, 3, 16), ops.cpu.rope_table(torch.arange(5), torch.rand(8))
+    beside = x.unflatten(-1, (2, 8)).transpose(-1, -2).flatten(-2).contiguous()
+    turned = ops.cpu.apply_rope(beside, *table, False)
+    back = turned.unflatten(-1, (8, 2)).transpose(-1, -2).flatten(-2)
+    assert torch.equal(ops.cpu.apply_rope_half_split(x, *table), back)
 
 
 def test_more_rows_than_one_pass_takes() -> None:

@@ -1,6 +1,8 @@
-"""Compressor, two-level indexer, sparse attention and attention of draft blocks."""
+"""Compressor, two-level indexer, and attention over window rings, pages and draft blocks."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch import Tensor
@@ -120,4 +122,23 @@ def gathered_attention(q: Tensor, keys: Tensor, indices: Tensor, sink: Tensor, s
     inputs = q.data_ptr(), keys.data_ptr(), indices.data_ptr(), sink.data_ptr()
     sizes = rows, heads, dim, keys.shape[0], indices.shape[1]
     _cpu.gathered_attention(*inputs, scale, out.data_ptr(), *sizes)
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale: float,
+    block_tables: Tensor,
+    seq_of_row: Tensor,
+    positions: Tensor,
+    window_size: int | None,
+) -> Tensor:
+    """See the interface."""
+    out = torch.empty_like(q)
+    caches = key_cache.data_ptr(), value_cache.data_ptr()
+    places = block_tables.data_ptr(), seq_of_row.data_ptr(), positions.data_ptr()
+    sizes = key_cache.shape[1], key_cache.shape[2], block_tables.shape[1], window_size or sys.maxsize
+    _cpu.paged_attention(q.data_ptr(), scale, (*caches, *places, *sizes), out.data_ptr(), *q.shape)
     return out

@@ -31,3 +31,12 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     tables = cos.data_ptr(), sin.data_ptr()
     _cpu.apply_rope(x.data_ptr(), *tables, inverse, out.data_ptr(), rows, heads, dim, cos.shape[1])
     return out
+
+
+def apply_rope_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See the interface."""
+    out = torch.empty_like(x)
+    rows, heads, dim = x.shape
+    tables = cos.data_ptr(), sin.data_ptr()
+    _cpu.apply_rope_half_split(x.data_ptr(), *tables, out.data_ptr(), rows, heads, dim, cos.shape[1])
+    return out

@@ -7,6 +7,7 @@ from deepinfer_kernels.interface.attention import (
     compress_pool,
     draft_attention,
     index_topk,
+    paged_attention,
     sparse_attention,
     store_compress_state,
 )
@@ -19,10 +20,11 @@ from deepinfer_kernels.interface.hyper_connection import (
 )
 from deepinfer_kernels.interface.linear import grouped_linear, linear, linear_quantized
 from deepinfer_kernels.interface.moe import moe_experts, route_experts, swiglu
-from deepinfer_kernels.interface.norm_rope import apply_rope, rms_norm, rope_table
+from deepinfer_kernels.interface.norm_rope import apply_rope, apply_rope_half_split, rms_norm, rope_table
 
 __all__ = [
     "apply_rope",
+    "apply_rope_half_split",
     "compress_pool",
     "draft_attention",
     "engram_gate",
@@ -35,6 +37,7 @@ __all__ = [
     "linear_quantized",
     "moe_experts",
     "pack_kv",
+    "paged_attention",
     "quantize_dequantize",
     "rms_norm",
     "rope_table",

@@ -1,4 +1,4 @@
-"""Compressor, two-level indexer, sparse attention and attention of draft blocks.
+"""Compressor, two-level indexer, and attention over window rings, pages and draft blocks.
 
 Rows come from several sequences, each with one contiguous chunk of positions. A position inside the chunk
 is read from the chunk's own rows, an earlier one from the sequence's state slot (a ring) or its pages.
@@ -178,3 +178,35 @@ def draft_attention(
         raise ValueError(f"slots must be in 0..{held - 1}, got {int(slots.min())}..{int(slots.max())}")
     if rows and not blocks:
         raise ValueError(f"slots must name at least one block for {rows} rows of q, got none")
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale: float,
+    block_tables: Tensor,
+    seq_of_row: Tensor,
+    positions: Tensor,
+    window_size: int | None,
+) -> None:
+    """Causal grouped-query attention over pages: ``q [N,H,D]`` bf16 → bf16 ``[N,H,D]``.
+
+    ``key_cache``, ``value_cache`` ``[P,G,E,D]`` bf16, ``H`` a multiple of ``G``: query head ``h`` reads KV head
+    ``h // (H/G)``. Position ``t`` of sequence ``s`` is entry ``t % E`` of page ``block_tables[s, t // E]``
+    (``block_tables [S,pages]`` int32). A row at ``positions[n]`` of sequence ``seq_of_row[n]`` (``[N]`` int32) sees
+    ``max(0, p-W+1)…p``, everything before it without a ``window_size``; its own key and value are stored already.
+
+    Softmax over ``scale·q·k``. Probabilities round to bf16 before the value product, relative to the running
+    maximum over chunks of 64 positions (0-63, 64-127, …); the denominator stays f32.
+    """
+    rows, heads, dim = checks.tensor("q", q, (None, None, None), torch.bfloat16)
+    pages = checks.tensor("key_cache", key_cache, (None, None, None, dim), torch.bfloat16)
+    checks.tensor("value_cache", value_cache, pages, torch.bfloat16)
+    checks.positive("KV heads of key_cache", pages[1])
+    checks.multiple("heads of q", heads, pages[1])
+    checks.tensor("block_tables", block_tables, (None, None), torch.int32)
+    _chunk_rows(rows, seq_of_row=seq_of_row, positions=positions)
+    _within_tables("positions", positions, block_tables, seq_of_row, pages[2])
+    if window_size is not None:
+        checks.positive("window_size", window_size)

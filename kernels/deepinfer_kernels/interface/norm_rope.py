@@ -26,6 +26,19 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
 
     ``cos``, ``sin``: ``[N,R/2]`` f32 (Su et al. 2021, arXiv:2104.09864).
     """
+    _rotation(x, cos, sin)
+
+
+def apply_rope_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """``x [N,H,D]`` bf16 → the same with dimension ``i`` of the leading ``R`` turned together with ``i + R/2``.
+
+    The other layout of :func:`apply_rope`, that of GPT-NeoX and of published Llama checkpoints. ``cos``, ``sin``:
+    ``[N,R/2]`` f32.
+    """
+    _rotation(x, cos, sin)
+
+
+def _rotation(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     rows, _, dim = checks.tensor("x", x, (None, None, None), torch.bfloat16)
     _, half = checks.tensor("cos", cos, (rows, None), torch.float32)
     checks.tensor("sin", sin, (rows, half), torch.float32)

@@ -4,6 +4,7 @@ from deepinfer_kernels.reference.attention import (
     compress_pool,
     draft_attention,
     index_topk,
+    paged_attention,
     sparse_attention,
     store_compress_state,
 )
@@ -16,10 +17,11 @@ from deepinfer_kernels.reference.hyper_connection import (
 )
 from deepinfer_kernels.reference.linear import grouped_linear, linear, linear_quantized
 from deepinfer_kernels.reference.moe import moe_experts, route_experts, swiglu
-from deepinfer_kernels.reference.norm_rope import apply_rope, rms_norm, rope_table
+from deepinfer_kernels.reference.norm_rope import apply_rope, apply_rope_half_split, rms_norm, rope_table
 
 __all__ = [
     "apply_rope",
+    "apply_rope_half_split",
     "compress_pool",
     "draft_attention",
     "engram_gate",
@@ -32,6 +34,7 @@ __all__ = [
     "linear_quantized",
     "moe_experts",
     "pack_kv",
+    "paged_attention",
     "quantize_dequantize",
     "rms_norm",
     "rope_table",

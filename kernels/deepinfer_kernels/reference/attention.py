@@ -1,4 +1,4 @@
-"""Compressor, two-level indexer, and attention over window rings, compressed pages and draft blocks."""
+"""Compressor, two-level indexer, and attention over window rings, pages and draft blocks."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def _candidate_blocks(scores: Tensor, block_size: int, keep_blocks: int) -> Tens
     return _top_ascending(best, keep_blocks)
 
 
-def attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
-    """One row: ``q [H,D]`` over ``keys [L,D]`` (also the values), of which ``valid [L]`` count → bf16 ``[H,D]``."""
+def attend(q: Tensor, keys: Tensor, values: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """One row: ``q [H,D]`` over ``keys``, ``values`` ``[L,D]``, of which ``valid [L]`` count → bf16 ``[H,D]``."""
     heads, dim = q.shape
     total = torch.zeros(heads, dim, dtype=torch.float64)
     denominator = torch.zeros(heads)
@@ -135,8 +135,8 @@ def attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -
         shrink = torch.exp(peak - base)
         prob = torch.exp(part - base[:, None])
         denominator = denominator * shrink + prob.sum(-1)
-        values = keys[begin : begin + PROBABILITY_CHUNK].double()
-        total = total * shrink.double()[:, None] + prob.to(torch.bfloat16).double() @ values
+        weighted = prob.to(torch.bfloat16).double() @ values[begin : begin + PROBABILITY_CHUNK].double()
+        total = total * shrink.double()[:, None] + weighted
         peak = new_peak
     base = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
     denominator = denominator + torch.exp(sink - base)
@@ -180,7 +180,7 @@ def sparse_attention(
             more = _entries(compressed_cache, block_tables[int(seq_of_row[row])], chosen)
             keys = torch.cat([keys, unpack_kv(more, COMPRESSED_CODEC, dim)])
             valid = torch.cat([valid, torch.ones(len(chosen), dtype=torch.bool)])
-        out[row] = attend(q[row], keys, valid, sink, scale)
+        out[row] = attend(q[row], keys, keys, valid, sink, scale)
     return out
 
 
@@ -207,5 +207,38 @@ def draft_attention(
         place = torch.arange(window_size + size)
         valid = (place < len(window)) | (place >= window_size)
         for row in range(rows.start, rows.stop):
-            out[row] = attend(q[row], keys, valid, sink, scale)
+            out[row] = attend(q[row], keys, keys, valid, sink, scale)
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale: float,
+    block_tables: Tensor,
+    seq_of_row: Tensor,
+    positions: Tensor,
+    window_size: int | None,
+) -> Tensor:
+    """See the interface."""
+    kv_heads, entries = key_cache.shape[1:3]
+    group = q.shape[1] // kv_heads
+    no_sink = torch.full((group,), -torch.inf)
+    out = torch.empty_like(q)
+    for row in range(len(q)):
+        position = int(positions[row])
+        first = 0 if window_size is None else max(0, position - window_size + 1)
+        seen = torch.arange(first, position + 1)
+        pages, within = block_tables[int(seq_of_row[row]), seen // entries].long(), seen % entries
+        # Empty places in front put chunks where they belong.
+        lead = first % PROBABILITY_CHUNK
+        valid = torch.arange(lead + len(seen)) >= lead
+        for head in range(kv_heads):
+            heads = slice(head * group, (head + 1) * group)
+            keys, values = (
+                torch.nn.functional.pad(cache[pages, head, within], (0, 0, lead, 0))
+                for cache in (key_cache, value_cache)
+            )
+            out[row, heads] = attend(q[row, heads], keys, values, valid, no_sink, scale)
     return out

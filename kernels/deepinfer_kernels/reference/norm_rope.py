@@ -27,3 +27,12 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     real, imag = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack([real * cos - imag * sin, real * sin + imag * cos], -1).flatten(-2)
     return torch.cat([plain, rotated.to(x.dtype)], -1)
+
+
+def apply_rope_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See the interface."""
+    half = cos.shape[-1]
+    real, imag, plain = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = torch.cat([real * cos - imag * sin, real * sin + imag * cos], -1)
+    return torch.cat([rotated.to(x.dtype), plain], -1)
