@@ -19,6 +19,8 @@ from deepinfer_core.config import (
     parse_size,
 )
 from deepinfer_core.errors import ConfigError, nearest
+from deepinfer_core.plugins.settings import check_config
+from deepinfer_core.plugins.typed_config import parse_assignments
 
 
 def _names(text: str) -> list[str]:
@@ -30,11 +32,21 @@ def _plugins(value: Any) -> tuple[Any, ...]:
     return tuple(_names(value) if isinstance(value, str) else value)
 
 
+def _plugin_config(value: Any) -> dict[str, Any]:
+    """Tables by plugin; on the command line they come as a list of ``name.key=value``."""
+    return parse_assignments(value) if isinstance(value, list) else check_config(value or {})
+
+
 def _flag(
-    help: str, metavar: str | None = None, *, read: Callable[[str], Any] | None = None, none: str = ""
+    help: str,
+    metavar: str | None = None,
+    *,
+    read: Callable[[str], Any] | None = None,
+    none: str = "",
+    repeated: bool = False,
 ) -> dict[str, Any]:
     """What the command line needs to know about a field. ``none`` says what a default of None does."""
-    return {"help": help, "metavar": metavar, "read": read, "none": none}
+    return {"help": help, "metavar": metavar, "read": read, "none": none, "repeated": repeated}
 
 
 @attrs.define(kw_only=True)
@@ -83,6 +95,21 @@ class EngineArgs:
     backend: str = attrs.field(default="auto", metadata=_flag("backend plugin to run on", "NAME"))
     plugins: tuple[Any, ...] = attrs.field(
         default=(), converter=_plugins, metadata=_flag("plugins to activate, separated by commas", "NAMES", read=_names)
+    )
+    plugin_config: Mapping[str, Any] = attrs.field(
+        default=None,
+        converter=_plugin_config,
+        metadata=_flag("a key of a plugin's configuration; repeatable", "NAME.KEY=VALUE", none="none", repeated=True),
+    )
+    config: str | Path | None = attrs.field(
+        default=None,
+        metadata=_flag(
+            "TOML file that selects and configures plugins", "FILE",
+            none="the user's own, if it exists; see deepinfer plugins enable",
+        ),
+    )  # fmt: skip
+    banner: bool = attrs.field(
+        default=True, metadata=_flag("log the active plugins at start, or show them on a terminal")
     )
     num_threads: int | None = attrs.field(
         default=None, metadata=_flag("threads for computing on the CPU", "N", read=int, none="the backend decides")
@@ -136,6 +163,9 @@ class EngineArgs:
             parallel=ParallelConfig(num_threads=self.num_threads),
             backend=self.backend,
             plugins=self.plugins,
+            plugin_config=self.plugin_config,
+            config_file=self.config,
+            banner=self.banner,
             use_tqdm=self.use_tqdm,
             disable_log_stats=self.disable_log_stats,
             log_stats_interval=self.log_stats_interval,
@@ -150,6 +180,8 @@ def _option(field: attrs.Attribute[Any]) -> dict[str, Any]:
         return {"action": action, "default": field.default, "help": f"{text} (default: {field.default})"}
     default = {None: field.metadata["none"], (): "none"}.get(field.default, field.default)
     option = {"default": field.default, "help": f"{text} (default: {default})", "metavar": field.metadata["metavar"]}
+    if field.metadata["repeated"]:
+        option["action"] = "append"
     if field.metadata["read"] is not None:
         option["type"] = _reader(field.metadata["read"])
     return option

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,12 @@ class EngineConfig:
     """Name of a backend plugin component, or ``auto``."""
     plugins: tuple[Any, ...] = ()
     """Names, objects or classes given by the user."""
+    plugin_config: Mapping[str, Any] = attrs.field(factory=dict)
+    """Their configuration, by ``plugin`` or ``plugin/component``, then by key."""
+    config_file: str | Path | None = None
+    """TOML file that selects and configures plugins; None: the user's own, if it exists."""
+    banner: bool = attrs.field(default=True, validator=_a_bool)
+    """Log the active plugins at start, once per process."""
     use_tqdm: bool = attrs.field(default=True, validator=_a_bool)
     """Progress bars while loading; they show only on a terminal."""
     disable_log_stats: bool = attrs.field(default=False, validator=_a_bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,6 +33,18 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def parse_table(text: str) -> dict[str, dict[str, Any]]:
+    """A JSON object of objects. Raises ValueError."""
+    rule = 'JSON like {"name": {"key": 1}}'
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{rule} ({error})") from None
+    if not isinstance(table, dict) or not all(isinstance(inner, dict) for inner in table.values()):
+        raise ValueError(rule)
+    return table
+
+
 def parse_level(text: str) -> str:
     """A log level, in any case. Raises ValueError."""
     word = text.strip().lower()
@@ -52,6 +65,8 @@ class Variable:
 
 _TABLE: Final = (
     Variable("DEEPINFER_PLUGINS", parse_names, (), "names of plugins to activate, separated by commas"),
+    Variable("DEEPINFER_PLUGIN_CONFIG", parse_table, {}, 'configuration of plugins, as JSON: {"name": {"key": 1}}'),
+    Variable("DEEPINFER_CONFIG", str, "", "configuration file in place of the user's own"),
     Variable("DEEPINFER_LOG_LEVEL", parse_level, "warning", f"log level of the command: {', '.join(_LEVELS)}"),
     Variable("DEEPINFER_DEBUG", parse_bool, False, "show the traceback of every error of the command"),
 )

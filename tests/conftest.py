@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,6 +21,9 @@ settings.load_profile("deepinfer")
 # A suite started in the background ignores Ctrl-C, and so would the programs whose Ctrl-C it tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the user's own configuration file says must not decide a test, in this process or in a child.
+os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir(), f"deepinfer-tests-{os.getpid()}"))
 
 _LINES = pytest.StashKey[list[str]]()
 

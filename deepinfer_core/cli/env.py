@@ -15,6 +15,7 @@ from typing import Any, Final
 import attrs
 
 from deepinfer_core import envs
+from deepinfer_core.cli.parser import add_config_argument
 from deepinfer_core.cli.plugins_list import plugin_rows
 from deepinfer_core.cli.tables import print_table
 from deepinfer_core.errors import ConfigError
@@ -27,6 +28,7 @@ _FEATURES: Final = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``deepinfer env``."""
+    add_config_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         "versions": _versions(),
         "platform": _platform(),
         "variables": _variables(),
-        "plugins": [attrs.asdict(row) for row in plugin_rows()],
+        "plugins": [attrs.asdict(row) for row in plugin_rows(args.config)],
     }
     if args.json:
         print(json.dumps(report, indent=2))

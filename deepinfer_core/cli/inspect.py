@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from deepinfer_core.cli.parser import add_config_argument
 from deepinfer_core.cli.tables import print_table
 from deepinfer_core.config import DEFAULT_MODEL
 from deepinfer_core.envs import parse_names
@@ -22,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"folder or name, as for generate --model; its weights are not read (default: {DEFAULT_MODEL})",
     )  # fmt: skip
     parser.add_argument("--plugins", metavar="NAMES", default="", help="plugins to activate, separated by commas")
+    add_config_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the summary and the plan."""
-    manager = PluginManager(parse_names(args.plugins))
+    manager = PluginManager(parse_names(args.plugins), config_file=args.config)
     checkpoint = open_model(args.model, manager)
     config = manager.model_for(checkpoint.architecture).translate_config(checkpoint.config)
     plugin = next(row for row in manager.table() if row.seam == "model" and row.state == "active")

@@ -84,9 +84,10 @@ def _report_internal_error() -> int:
 def _run_command(name: str, arguments: list[str]) -> int:
     if name not in _DIAGNOSTIC:
         envs.check()
-        logging.basicConfig(
-            level=envs.read("DEEPINFER_LOG_LEVEL").upper(), format="%(levelname)s %(name)s: %(message)s"
-        )
+        level = envs.read("DEEPINFER_LOG_LEVEL")
+        logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
+        if level == "warning" and sys.stderr is not None and sys.stderr.isatty():
+            logging.getLogger("deepinfer_core.plugins.banner").setLevel(logging.INFO)
     command: Any = _find(name)
     prog, description = f"deepinfer {name}", COMMANDS.get(name) or command.__doc__
     if hasattr(command, "ACTIONS"):

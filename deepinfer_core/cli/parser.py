@@ -21,3 +21,10 @@ class Parser(argparse.ArgumentParser):
         if is_unknown and options:
             message += nearest(options[0], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help\n")
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """The option ``--config`` of commands that look at plugins."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file that selects and configures plugins (default: the user's own)"
+    )

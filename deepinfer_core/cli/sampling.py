@@ -92,5 +92,8 @@ def sampling_params(args: argparse.Namespace, engine_args: EngineArgs) -> Sampli
     fields = {field.name for field in attrs.fields(SamplingParams)}
     given = {name: getattr(args, _PREFIX + name, None) for name in fields}
     given = {name: value for name, value in given.items() if value is not None}
-    checkpoint = open_model(engine_args.model, PluginManager(engine_args.plugins))
+    manager = PluginManager(
+        engine_args.plugins, plugin_config=engine_args.plugin_config, config_file=engine_args.config
+    )
+    checkpoint = open_model(engine_args.model, manager)
     return SamplingParams.from_dict({**args.sampling_defaults, **checkpoint.sampling_defaults, **given})

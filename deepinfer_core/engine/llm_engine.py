@@ -28,6 +28,7 @@ from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.sampler import SamplingRow
 from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.outputs import RequestMetrics, RequestOutput
+from deepinfer_core.plugins.banner import show_banner
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling import SamplingState
 from deepinfer_core.sampling.processors import check_extra
@@ -58,9 +59,16 @@ class LLMEngine:
         from deepinfer_core.worker.worker import Worker
 
         self.config = config
-        self.manager = PluginManager(config.plugins, backend=config.backend)
+        self.manager = PluginManager(
+            config.plugins,
+            backend=config.backend,
+            plugin_config=config.plugin_config,
+            config_file=config.config_file,
+        )
         self.hf_config = open_model(config.model.model, self.manager)
         self.manager.resolve(self.hf_config.architecture)
+        if config.banner:
+            show_banner(self.manager.table())
         refuse_uncalled(self.manager)
         self.hooks = self.manager.hooks
         self.tokenizer = self._load_tokenizer()

@@ -23,7 +23,7 @@ GROUP: Final = "deepinfer.plugins"
 BUILTIN: Final = "core"
 BUILTIN_MANIFEST: Final = Path(__file__).with_name("builtin.toml")
 
-Found = Literal["available", "incompatible", "broken"]
+Found = Literal["available", "disabled", "incompatible", "broken"]
 
 
 @frozen

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -13,6 +15,11 @@ from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs, hookimpl
 
 Hook = Callable[..., Any] | None
+
+logger = logging.getLogger(__name__)
+
+#: Failures of a tolerated hook that are logged: one that fails in every step must not fill a disk.
+_LOGGED_FAILURES = 10
 
 
 @frozen(kw_only=True)
@@ -61,8 +68,10 @@ def check_hooks(plugin: object) -> None:
             raise PluginError(f"{name!r} is named like a hook but not marked: add @hookimpl to it")
 
 
-def bind_hooks(plugins: Iterable[tuple[str, object]]) -> Hooks:
+def bind_hooks(plugins: Iterable[tuple[str, object]], tolerated: Collection[str] = ()) -> Hooks:
     """Bind the hooks of ``(label, plugin)`` pairs, called in the order given.
+
+    tolerated: labels of plugins whose exceptions are logged, at most ten a hook, and otherwise ignored.
 
     Raises PluginError for a hook that does not exist, lacks its mark, or takes unknown arguments.
     """
@@ -75,14 +84,14 @@ def bind_hooks(plugins: Iterable[tuple[str, object]]) -> Hooks:
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(str(error)) from error
     manager.check_pending()
-    return Hooks(**{name: _bind(getattr(manager.hook, name)) for name in HOOK_NAMES})
+    return Hooks(**{name: _bind(getattr(manager.hook, name), tolerated) for name in HOOK_NAMES})
 
 
 def _is_marked(member: object, options: str) -> bool:
     return hasattr(getattr(member, "__func__", member), options)
 
 
-def _bind(caller: pluggy.HookCaller) -> Hook:
+def _bind(caller: pluggy.HookCaller, tolerated: Collection[str]) -> Hook:
     implementations = list(reversed(caller.get_hookimpls()))
     if not implementations:
         return None
@@ -90,12 +99,18 @@ def _bind(caller: pluggy.HookCaller) -> Hook:
     if spec is None:
         raise PluginError(f"hook {caller.name!r} has no specification")
     names = spec.argnames
-    if any(impl.hookwrapper or impl.wrapper for impl in implementations):
+    wrappers = [impl for impl in implementations if impl.hookwrapper or impl.wrapper]
+    if wrappers:
         run = _through_pluggy(caller, names)
+        for impl in implementations:
+            if impl not in wrappers:
+                impl.function = _guarded(impl, tolerated)  # type: ignore[misc]  # ours, made here
+            elif impl.plugin_name in tolerated:
+                raise PluginError(f"{impl.plugin_name!r} wraps {caller.name!r} and cannot be set to warn")
     elif spec.opts.get("firstresult"):
-        run = _first([_noted(impl, names) for impl in implementations])
+        run = _first([_called(impl, names, tolerated) for impl in implementations])
     else:
-        run = _all([_noted(impl, names) for impl in implementations])
+        run = _all([_called(impl, names, tolerated) for impl in implementations])
     return _merged(run) if caller.name in MERGED_HOOKS else run
 
 
@@ -104,20 +119,34 @@ def _through_pluggy(caller: pluggy.HookCaller, names: Sequence[str]) -> Callable
     return lambda *args: caller(**dict(zip(names, args, strict=True)))
 
 
-def _noted(impl: pluggy.HookImpl, argnames: Sequence[str]) -> Callable[..., Any]:
-    """Call one implementation with the arguments it takes; errors carry the plugin's name as a note."""
-    function = impl.function
-    wanted = [argnames.index(name) for name in impl.argnames]
-    where = f"in hook {function.__name__!r} of plugin {impl.plugin_name!r}"
+def _guarded(impl: pluggy.HookImpl, tolerated: Collection[str]) -> Callable[..., Any]:
+    """An implementation whose exceptions carry the plugin's name as a note, and are only logged if tolerated."""
+    function, name = impl.function, impl.plugin_name
+    where = f"in hook {function.__name__!r} of plugin {name!r}"
+    failures = itertools.count(1)
 
     def call(*args: Any) -> Any:
         try:
-            return function(*[args[i] for i in wanted])
+            return function(*args)
         except Exception as error:
             error.add_note(where)
-            raise
+            if name not in tolerated:
+                raise
+            number = next(failures)
+            if number <= _LOGGED_FAILURES:
+                last = "; further ones are not logged" if number == _LOGGED_FAILURES else ""
+                logger.warning("plugin %r failed and is set to warn%s", name, last, exc_info=error)
+            return None
 
     return call
+
+
+def _called(impl: pluggy.HookImpl, names: Sequence[str], tolerated: Collection[str]) -> Callable[..., Any]:
+    """One implementation, called with all arguments of the hook, of which it gets those it takes."""
+    call, wanted = _guarded(impl, tolerated), [names.index(name) for name in impl.argnames]
+    if wanted == list(range(len(names))):
+        return call
+    return lambda *args: call(*[args[i] for i in wanted])
 
 
 def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:

@@ -1,24 +1,60 @@
-"""Import a selected component and check that it is what its seam asks for."""
+"""Import a selected component, give it its configuration, and check that it is what its seam asks for."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.probe import load_object
-from deepinfer_core.plugins.selection import Selected, instantiate
+
+if TYPE_CHECKING:
+    from deepinfer_core.plugins.configuration import Configuration
+    from deepinfer_core.plugins.manifest import Component
+    from deepinfer_core.plugins.selection import Selected
 
 
-def load(path: str, record: PluginRecord, source: Source) -> Any:
-    """Import ``"package.module:Object"``; a class is called without arguments. Raises PluginError."""
+def load(component: Component, record: PluginRecord, source: Source, configuration: Configuration) -> Any:
+    """Import a component's object; a class is called, with its configuration if it has one. Raises PluginError."""
+    found = import_object(component.object, record, source)
+    config_class = import_object(component.config, record, source) if component.config else None
+    if isinstance(found, type):
+        return instantiate(found, component.name, record, source, configuration, config_class)
+    if config_class is not None:
+        cause = f"{component.object} must be a class to be configured, got {type(found).__name__}"
+        raise failure("configure", cause, record, source)
+    return found
+
+
+def import_object(path: str, record: PluginRecord, source: Source) -> Any:
+    """Import ``"package.module:Object"``. Raises PluginError in phase import."""
     try:
-        found = load_object(path)
+        return load_object(path)
     except (Exception, SystemExit) as error:
         raise failure("import", error, record, source) from error
-    return instantiate(found, record, source) if isinstance(found, type) else found
+
+
+def instantiate(
+    cls: type,
+    component: str,
+    record: PluginRecord,
+    source: Source,
+    configuration: Configuration,
+    config_class: type | None = None,
+) -> object:
+    """Call a class with its configuration, or without arguments if it has none. Raises PluginError (configure).
+
+    config_class: None for what the class names as ``config_class``, if anything.
+    """
+    config_class = config_class or getattr(cls, "config_class", None)
+    try:
+        if config_class is None:
+            return cls()
+        return cls(configuration.build(config_class, record.name, component))
+    except (Exception, SystemExit) as error:
+        raise failure("configure", error, record, source) from error
 
 
 def check_protocol(selected: Selected) -> None:
@@ -26,10 +62,15 @@ def check_protocol(selected: Selected) -> None:
     path = SEAMS[selected.seam].protocol
     if path is None:
         return
-    missing = [name for name in _members(load_object(path)) if not _has(selected.instance, name)]
+    missing = missing_members(selected.instance, path)
     if missing:
         cause = f"{selected.name!r} lacks {', '.join(missing)} of {path}"
         raise failure("bind", cause, selected.record, selected.source)
+
+
+def missing_members(instance: object, protocol: str) -> list[str]:
+    """Names that a protocol, given as ``"module:Protocol"``, declares and ``instance`` lacks."""
+    return [name for name in _members(load_object(protocol)) if not _has(instance, name)]
 
 
 def _has(instance: object, name: str) -> bool:

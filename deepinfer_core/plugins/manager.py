@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve
 
 from deepinfer_core import envs
-from deepinfer_core.errors import PluginError, nearest
+from deepinfer_core.errors import ConfigError, PluginError, nearest
 from deepinfer_core.interfaces.checkpoint import CheckpointFiles
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.backends import autodetect, require_probe
+from deepinfer_core.plugins.compatibility import check_together
+from deepinfer_core.plugins.configuration import Configuration
 from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
@@ -18,16 +24,21 @@ from deepinfer_core.plugins.loading import check_protocol, load
 from deepinfer_core.plugins.manifest import Component
 from deepinfer_core.plugins.ordering import order
 from deepinfer_core.plugins.selection import RANK, Key, Selected, by_name, components_for, from_object, from_record
+from deepinfer_core.plugins.settings import Layer, PluginConfig, check_config, read_layers
 from deepinfer_core.plugins.table import CheckpointRow, PluginRow, build_table, checkpoint_row
+
+logger = logging.getLogger(__name__)
 
 
 class PluginManager:
-    """Selects, loads and orders plugins. ``plugins`` and ``backend`` come before ``DEEPINFER_PLUGINS``,
-    and that before the defaults; for an exclusive seam the first of these that fills it wins.
+    """Selects, loads and orders plugins. Arguments come before the configuration file, that before the
+    environment, and that before the defaults; for an exclusive seam the first of these that fills it wins.
 
-    plugins: names of installed plugins, objects, or classes (called without arguments).
-    backend: name of a backend component, or ``"auto"``: one named by ``plugins``, else the only one
-    besides the CPU's whose probe succeeds, else the CPU's.
+    plugins: names of installed plugins, objects, or classes (called with their configuration, if any).
+    backend: name of a backend component, or ``"auto"``: one that is selected, else the only one besides the
+        CPU's whose probe succeeds, else the CPU's.
+    plugin_config: configuration by ``plugin`` or ``plugin/component``, then by key.
+    config_file, environ: see :func:`deepinfer_core.plugins.settings.read_layers`.
     """
 
     def __init__(
@@ -35,19 +46,27 @@ class PluginManager:
         plugins: Sequence[object] = (),
         *,
         backend: str = "auto",
+        plugin_config: PluginConfig | None = None,
+        config_file: str | Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(plugins, str):
             raise PluginError(f"plugins must be a list, got {plugins!r}; write [{plugins!r}]")
+        arguments = Layer(
+            source="argument", where="arguments", plugins=plugins, config=check_config(plugin_config or {})
+        )
         self._backend = backend
         self._environ = environ
+        self._layers = (arguments, *read_layers(config_file, environ))
+        self._configuration = Configuration(self._layers)
         self._loaded: dict[tuple[str, str], Any] = {}
         self._is_resolved = False
         self.hooks = Hooks()
-        self.records = discover()
+        self.records = self._with_disabled(discover())
         self._selected: list[Selected] = []
         self._overridden: dict[Key, str] = {}
-        self._select(plugins, envs.read("DEEPINFER_PLUGINS", environ))
+        self._dropped: dict[Key, str] = {}
+        self._select()
 
     # -- what is active ---------------------------------------------------------------------------
 
@@ -63,28 +82,62 @@ class PluginManager:
         if architecture is not None:
             self.model_for(architecture)
         self._settle()
-        for selected in self._selected:
-            if SEAMS[selected.seam].is_eager:
-                self._load(selected)
-        self._bind_hooks()
+        check_together(self._selected)
+        for selected in [s for s in self._selected if SEAMS[s.seam].is_eager]:
+            self._tolerating(selected, self._load)
+        for selected in self._active("hooks"):
+            self._tolerating(selected, _check_hooks)
+        hooks = self._active("hooks")
+        tolerated = [_label(s) for s in hooks if s.is_tolerated]
+        self.hooks = bind_hooks([(_label(s), s.instance) for s in hooks], tolerated)
+        self._check_configuration()
         self._is_resolved = True
         return self
 
-    def _select(self, plugins: Sequence[object], from_environment: Sequence[str]) -> None:
-        for position, item in enumerate(plugins):
-            if isinstance(item, str):
-                self._add(by_name(item, self.records, "argument"), "argument", "named in plugins")
-            else:
-                self._selected += from_object(item, position)
-        for name in from_environment:
-            self._add(by_name(name, self.records, "environment"), "environment", "named in DEEPINFER_PLUGINS")
+    def _select(self) -> None:
+        for layer in self._layers:
+            for position, item in enumerate(layer.plugins):
+                if not isinstance(item, str):
+                    self._selected += from_object(item, position, self._configuration)
+                    continue
+                record = by_name(item, self.records, layer.source)
+                if record.state != "disabled":
+                    self._add(record, layer.source, f"named in {_PLACE.get(layer.source, layer.where)}")
         self._add(self.records[0], "builtin", "built-in default")
         self._number_objects()
+        self._configuration.check_names(self._component_names())
+        self._note_tolerated()
         self._settle()
+
+    def _with_disabled(self, records: Sequence[PluginRecord]) -> list[PluginRecord]:
+        """The records; those that the file disables and no argument names are marked."""
+        given = {item for item in self._layers[0].plugins if isinstance(item, str)} | {self._backend}
+        result = []
+        for record in records:
+            layer = next((layer for layer in self._layers if record.name in layer.disabled), None)
+            components = record.manifest.components if record.manifest else ()
+            is_given = record.name in given or any(c.seam == "backend" and c.name in given for c in components)
+            if layer is not None and not is_given:
+                if record.name == BUILTIN:
+                    raise ConfigError(f"{layer.where}: the built-in plugin {BUILTIN!r} cannot be disabled")
+                also = f" (and {record.state}: {record.reason})" if record.reason else ""
+                record = evolve(record, state="disabled", reason=f"disabled in {layer.where}{also}")
+            result.append(record)
+        return result
 
     def _add(self, record: PluginRecord, source: Source, reason: str) -> None:
         if not any(s.record is record for s in self._selected):
             self._selected += from_record(record, source, reason)
+            self._note_tolerated()
+
+    def _note_tolerated(self) -> None:
+        for s in self._selected:
+            s.is_tolerated = self._configuration.is_tolerated(s.record.name)
+            others = sorted({o.seam for o in self._selected if o.record is s.record} - {"hooks"})
+            if s.is_tolerated and others:
+                raise PluginError(
+                    f"on_error = 'warn' is for plugins that only observe; {s.record.name!r} also fills {others[0]!r}"
+                )
 
     def _number_objects(self) -> None:
         seen: Counter[tuple[str, str]] = Counter()
@@ -110,6 +163,32 @@ class PluginManager:
             _refuse_duplicates(name, group)
             settled += order(group)
         self._selected = settled
+
+    def _tolerating(self, selected: Selected, act: Callable[[Selected], object]) -> None:
+        """Do it; what fails of an observer that is tolerated makes it inactive, with a warning."""
+        try:
+            act(selected)
+        except PluginError as error:
+            if not selected.is_tolerated:
+                raise
+            logger.warning("goes on without a plugin: %s", error)
+            self._selected.remove(selected)
+            self._dropped[selected.key] = str(error).partition("\n")[0]
+
+    def _component_names(self) -> dict[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for record in self.records:
+            components = record.manifest.components if record.manifest else ()
+            names.setdefault(record.name, []).extend(c.name for c in components)
+        for s in (s for s in self._selected if s.is_object):
+            names.setdefault(s.record.name, []).append(s.name)
+        return names
+
+    def _check_configuration(self) -> None:
+        loaded: dict[str, bool] = {}
+        for s in self._selected:
+            loaded[s.record.name] = loaded.get(s.record.name, True) and s.is_loaded
+        self._configuration.check_taken(loaded)
 
     # -- the seams that choose for themselves -----------------------------------------------------
 
@@ -170,6 +249,8 @@ class PluginManager:
                 raise PluginError(f"{what} {key!r} is served by {owners}; name one in plugins=[...]")
             self._add(offers[0], "default", f"serves {key}")
             self._settle()
+            if self._is_resolved:
+                check_together(self._selected)
         chosen = self._selected_for(seam, key)
         if len(chosen) > 1:
             raise PluginError(f"{what} {key!r} is served by {_owners(chosen)}; leave out all but one")
@@ -235,7 +316,7 @@ class PluginManager:
 
     def table(self) -> tuple[PluginRow, ...]:
         """Every installed and every given plugin, one row per component, with its state and the reason."""
-        return build_table(self._selected, self.records, self._overridden)
+        return build_table(self._selected, self.records, self._overridden, self._dropped)
 
     # -- loading ----------------------------------------------------------------------------------------
 
@@ -252,20 +333,10 @@ class PluginManager:
                 raise PluginError(f"component {selected.name!r} has nothing to load")
             key = (selected.record.name, component.object)
             if key not in self._loaded:
-                self._loaded[key] = load(component.object, selected.record, selected.source)
+                self._loaded[key] = load(component, selected.record, selected.source, self._configuration)
             selected.instance, selected.is_loaded = self._loaded[key], True
         check_protocol(selected)
         return selected.instance
-
-    def _bind_hooks(self) -> None:
-        active = self._active("hooks")
-        pairs = [(f"{s.record.name}.{s.name}" if not s.is_object else s.name, s) for s in active]
-        for label, s in pairs:
-            try:
-                bind_hooks([(label, s.instance)])
-            except PluginError as error:
-                raise failure("bind", error, s.record, s.source) from error
-        self.hooks = bind_hooks((label, s.instance) for label, s in pairs)
 
     def _offers(self, seam: str) -> list[tuple[PluginRecord, Component]]:
         usable = (r for r in self.records if r.state == "available" and r.name != BUILTIN)
@@ -282,6 +353,21 @@ class PluginManager:
         unusable = [f"; {r.owner} is {r.state}: {r.reason}" for r in self.records if r.name == name and r.reason]
         listed = ", ".join(["auto", *known])
         raise PluginError(f"unknown {seam} {name!r}{nearest(name, known)} (known: {listed}){''.join(unusable)}")
+
+
+#: Where a person would look for what a source says; a file says it itself.
+_PLACE: Final[Mapping[Source, str]] = {"argument": "plugins", "environment": "DEEPINFER_PLUGINS"}
+
+
+def _label(selected: Selected) -> str:
+    return selected.name if selected.is_object else f"{selected.record.name}.{selected.name}"
+
+
+def _check_hooks(selected: Selected) -> None:
+    try:
+        bind_hooks([(_label(selected), selected.instance)])
+    except PluginError as error:
+        raise failure("bind", error, selected.record, selected.source) from error
 
 
 def _owners(group: Sequence[Selected]) -> str:

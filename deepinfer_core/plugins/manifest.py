@@ -10,9 +10,12 @@
     name = "deepseek-v4"
     object = "package.module:Object"
     roles = ["driver", "worker"]                            # optional, these are the default
+    config = "package.config:Config"                        # optional, attrs class the object is called with
     probe = "package.probe:function"                        # optional, backends only
     before = ["name"]                                       # optional order among chained components
     after = ["name"]
+    requires = ["backend.graphs"]                           # optional, what must be active with it
+    conflicts = ["speculator"]                              # optional, what must not
     capabilities = { architectures = ["SomeForCausalLM"] }  # optional
 """
 
@@ -41,6 +44,48 @@ class ManifestError(PluginError):
     """A manifest that breaks a rule. The message names the key, its value and the rule."""
 
 
+@frozen
+class Term:
+    """What ``requires`` and ``conflicts`` speak of: ``seam``, ``seam:component``, ``seam.capability`` or
+    ``seam.capability=value``.
+    """
+
+    text: str
+    seam: str
+    component: str | None
+    capability: str | None
+    value: str | None
+
+    def matches(self, seam: str, name: str, capabilities: Mapping[str, Any]) -> bool:
+        """Whether an active component is what the term speaks of."""
+        if seam != self.seam or self.component not in (None, name):
+            return False
+        if self.capability is None:
+            return True
+        found = capabilities.get(self.capability)
+        if self.value is None:
+            return bool(found)
+        return self.value in [_as_text(item) for item in (found if isinstance(found, list) else [found])]
+
+
+_TERM = re.compile(r"(\w+)(?::([A-Za-z0-9][A-Za-z0-9._-]*)|\.(\w+)(?:=(.+))?)?", re.ASCII)
+
+
+def parse_term(key: str, text: str) -> Term:
+    """Read one entry of ``requires`` or ``conflicts``. Raises ManifestError."""
+    match = _TERM.fullmatch(text)
+    if match is None:
+        rule = "'seam', 'seam:component', 'seam.capability' or 'seam.capability=value'"
+        raise ManifestError(f"{key} must be {rule}, got {text!r}")
+    if match[1] not in SEAMS:
+        raise ManifestError(f"{key}: unknown seam {match[1]!r}{nearest(match[1], SEAMS)} (known: {', '.join(SEAMS)})")
+    return Term(text, match[1], match[2], match[3], match[4])
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @frozen(kw_only=True)
 class Component:
     """One thing a plugin provides for one seam."""
@@ -50,9 +95,12 @@ class Component:
     object: str = field()
     roles: tuple[str, ...] = field(default=ROLES)
     capabilities: Mapping[str, Any] = field(factory=dict)
+    config: str | None = field(default=None)
     probe: str | None = field(default=None)
     before: tuple[str, ...] = field(default=())
     after: tuple[str, ...] = field(default=())
+    requires: tuple[str, ...] = field(default=())
+    conflicts: tuple[str, ...] = field(default=())
 
     @seam.validator
     def _check_seam(self, _: Any, value: str) -> None:
@@ -70,6 +118,20 @@ class Component:
     @roles.validator
     def _check_roles(self, _: Any, value: tuple[str, ...]) -> None:
         _require(value and set(value) <= set(ROLES), "roles", list(value), f"a non-empty part of {list(ROLES)}")
+
+    @config.validator
+    def _check_config(self, _: Any, value: str | None) -> None:
+        _require(value is None or _OBJECT.fullmatch(value), "config", value, "'package.module:Class'")
+
+    @requires.validator
+    def _check_requires(self, _: Any, value: tuple[str, ...]) -> None:
+        for text in value:
+            parse_term("requires", text)
+
+    @conflicts.validator
+    def _check_conflicts(self, _: Any, value: tuple[str, ...]) -> None:
+        for text in value:
+            parse_term("conflicts", text)
 
     @probe.validator
     def _check_probe(self, _: Any, value: str | None) -> None:
@@ -155,8 +217,8 @@ def parse_manifest(data: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-_TEXT = ("name", "api", "summary", "seam", "object", "probe")
-_LISTS = ("roles", "before", "after")
+_TEXT = ("name", "api", "summary", "seam", "object", "config", "probe")
+_LISTS = ("roles", "before", "after", "requires", "conflicts")
 
 
 def _build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:

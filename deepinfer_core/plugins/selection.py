@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attrs import define
+from attrs import define, field
 
 from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.hooks import hook_names
+from deepinfer_core.plugins.loading import instantiate
 from deepinfer_core.plugins.manifest import Component
 
+if TYPE_CHECKING:
+    from deepinfer_core.plugins.configuration import Configuration
+
 #: What fills an exclusive seam first.
-RANK: Mapping[Source, int] = {"argument": 0, "environment": 1, "default": 2, "builtin": 3}
+RANK: Mapping[Source, int] = {"argument": 0, "file": 1, "environment": 2, "default": 3, "builtin": 4}
 
 #: Identifies a component among all installed ones: distribution, plugin, seam, component.
 Key = tuple[str, str, str, str]
@@ -24,7 +28,10 @@ Key = tuple[str, str, str, str]
 
 @define(eq=False, kw_only=True)
 class Selected:
-    """One selected component; ``instance`` is what it became, once loaded."""
+    """One selected component; ``instance`` is what it became, once loaded.
+
+    is_tolerated: an observer whose failures are logged rather than raised.
+    """
 
     seam: str
     name: str
@@ -38,6 +45,11 @@ class Selected:
     keys: tuple[str, ...] = ()
     before: Sequence[str] = ()
     after: Sequence[str] = ()
+    requires: Sequence[str] = ()
+    conflicts: Sequence[str] = ()
+    capabilities: Mapping[str, Any] = field(factory=dict)
+    roles: Sequence[str] = ("driver",)
+    is_tolerated: bool = False
 
     @property
     def key(self) -> Key:
@@ -71,13 +83,15 @@ def components_for(record: PluginRecord, seam: str) -> list[Component]:
 
 
 def by_name(name: str, records: Iterable[PluginRecord], source: Source) -> PluginRecord:
-    """The usable plugin called ``name``. Raises PluginError: unknown (with the nearest), broken, incompatible."""
+    """The plugin called ``name``, usable or disabled. Raises PluginError: unknown (with the nearest), broken,
+    incompatible.
+    """
     found = [record for record in records if record.name == name]
     if not found:
         known = sorted({record.name for record in records})
         raise PluginError(f"unknown plugin {name!r}{nearest(name, known)} (installed: {', '.join(known)})")
     record = found[0]
-    if record.state != "available":
+    if record.state not in ("available", "disabled"):
         raise failure("discover", record.reason, record, source)
     return record
 
@@ -98,18 +112,25 @@ def from_record(record: PluginRecord, source: Source, reason: str) -> list[Selec
             keys=component.keys,
             before=component.before,
             after=component.after,
+            requires=component.requires,
+            conflicts=component.conflicts,
+            capabilities=component.capabilities,
+            roles=component.roles,
         )
         for position, component in enumerate(record.manifest.components)
     ]
 
 
-def from_object(item: object, position: int) -> list[Selected]:
-    """What a Python object or class provides: hooks, the seam that its attribute ``seam`` names, or both."""
+def from_object(item: object, position: int, configuration: Configuration) -> list[Selected]:
+    """What a Python object or class provides: hooks, the seam that its attribute ``seam`` names, or both.
+
+    A class is called first, with its configuration if it has a ``config_class``.
+    """
     cls = item if isinstance(item, type) else type(item)
     name = getattr(item, "__name__", cls.__name__) if inspect.ismodule(item) else cls.__name__
     record = PluginRecord(name, "Python object", "", f"{cls.__module__}:{cls.__qualname__}")
     if isinstance(item, type):
-        item = instantiate(item, record, "argument")
+        item = instantiate(item, str(getattr(item, "name", name)), record, "argument", configuration)
     seam = getattr(item, "seam", None)
     hooked = hook_names(item)
     _check_object(item, seam, bool(hooked), record)
@@ -128,17 +149,11 @@ def from_object(item: object, position: int) -> list[Selected]:
             keys=tuple(getattr(item, SEAMS[each].key or "", ())),
             before=tuple(getattr(item, "before", ())),
             after=tuple(getattr(item, "after", ())),
+            requires=tuple(getattr(item, "requires", ())),
+            conflicts=tuple(getattr(item, "conflicts", ())),
         )
         for each in seams
     ]
-
-
-def instantiate(cls: type, record: PluginRecord, source: Source) -> object:
-    """Call a class without arguments. Raises PluginError in phase configure."""
-    try:
-        return cls()
-    except Exception as error:
-        raise failure("configure", error, record, source) from error
 
 
 def _check_object(item: object, seam: object, has_hooks: bool, record: PluginRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
@@ -16,7 +16,7 @@ from deepinfer_core.plugins.selection import Key, Selected
 class PluginRow:
     """One line of ``LLM.plugins`` and ``deepinfer plugins list``.
 
-    state: active, available, incompatible or broken; ``reason`` says why. A plugin whose manifest cannot
+    state: active, available, disabled, incompatible or broken; ``reason`` says why. A plugin whose manifest cannot
     be read has one row without seam and component; a Python object has no version.
     """
 
@@ -49,9 +49,15 @@ def checkpoint_row(name: str, record: PluginRecord, component: Component | None 
 
 
 def build_table(
-    selected: Sequence[Selected], records: Iterable[PluginRecord], overridden: Mapping[Key, str]
+    selected: Sequence[Selected],
+    records: Iterable[PluginRecord],
+    overridden: Mapping[Key, str],
+    dropped: Mapping[Key, str],
 ) -> tuple[PluginRow, ...]:
-    """Rows by seam, the active ones in their order first. ``overridden``: why a component gave way."""
+    """Rows by seam, the active ones in their order first.
+
+    overridden: why a component gave way; dropped: how an observer failed without which we go on.
+    """
     rows = [
         PluginRow(s.record.name, s.seam, s.name, s.record.distribution, s.record.version, "active", s.reason)
         for s in selected
@@ -62,7 +68,9 @@ def build_table(
             rows.append(_row(record, "", "", record.reason))
         for c in record.manifest.components if record.manifest else ():
             key = (record.distribution, record.name, c.seam, c.name)
-            if key not in active:
+            if key in dropped:
+                rows.append(_row(evolve(record, state="broken"), c.seam, c.name, dropped[key]))
+            elif key not in active:
                 reason = record.reason or overridden.get(key) or _offer(c.seam, c.keys)
                 rows.append(_row(record, c.seam, c.name, reason))
     seams = ["", *SEAMS]

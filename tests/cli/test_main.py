@@ -96,7 +96,7 @@ def test_diagnosis_works_in_a_broken_environment() -> None:
     listed = run("plugins", "list", **broken)
     assert listed.returncode == 0
     assert "deepseek" in listed.stdout
-    assert "DEEPINFER_PLUGINS is left out: unknown plugin 'no-such'" in listed.stderr
+    assert "DEEPINFER_PLUGINS are left out: unknown plugin 'no-such'" in listed.stderr
     report = run("env", **broken)
     assert report.returncode == 0
     assert "invalid: environment variable DEEPINFER_DEBUG must be one of 1, true" in report.stdout

@@ -34,6 +34,8 @@ def test_case_and_blanks_do_not_matter(word: str, data: st.DataObject) -> None:
 def test_every_variable_has_its_default_when_unset() -> None:
     assert {name: envs.read(name, {}) for name in envs.VARIABLES} == {
         "DEEPINFER_PLUGINS": (),
+        "DEEPINFER_PLUGIN_CONFIG": {},
+        "DEEPINFER_CONFIG": "",
         "DEEPINFER_LOG_LEVEL": "warning",
         "DEEPINFER_DEBUG": False,
     }

@@ -159,7 +159,7 @@ def test_each_phase_fails_with_one_kind_of_message(install: Install, code: str, 
 def test_a_broken_plugin_fails_only_when_selected(write: Install) -> None:
     write("sick", "nonsense")
     assert [r.state for r in manager().table() if r.name == "sick"] == ["broken"]
-    with pytest.raises(PluginError, match=r"phase 'discover'.*\n.*remove 'sick' from DEEPINFER_PLUGINS"):
+    with pytest.raises(PluginError, match=r"phase 'discover'.*\n.*deepinfer plugins disable sick"):
         manager(env="sick")
 
 

@@ -1,0 +1,32 @@
+"""The start-up banner: the active plugins, logged once per process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from deepinfer_core.plugins.table import PluginRow
+
+logger = logging.getLogger(__name__)
+
+_shown: set[str] = set()
+
+
+def show_banner(rows: Iterable[PluginRow]) -> None:
+    """Log the active rows at level INFO, unless this process has logged the same ones before."""
+    text = banner(rows)
+    if text not in _shown:
+        _shown.add(text)
+        logger.info("active plugins:\n%s", text)
+
+
+def banner(rows: Iterable[PluginRow]) -> str:
+    """One line per active component: seam, component, distribution with version, reason."""
+    cells = [
+        (row.seam, row.component, f"{row.distribution} {row.version}".strip(), row.reason)
+        for row in rows
+        if row.state == "active"
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    return "\n".join(f"  {line}".rstrip() for line in lines)
