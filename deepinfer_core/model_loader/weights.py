@@ -2,7 +2,8 @@
 
 The model is built on the meta device, so nothing is allocated before :func:`load_weights` has seen that every
 tensor fits; each tensor is then read straight into its parameter's memory, so that the peak is about the
-parameters themselves. A device's memory is filled through the host's, one tensor at a time.
+parameters themselves. A device's memory is filled through the host's, and a floating-point type that is not the
+parameter's is converted, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _PLAIN_DTYPES = {
     "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8",
     "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
+#: Types that are converted, rounding to nearest, where a spec accepts one and its parameter has another.
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 #: Why a checkpoint tensor is deliberately not loaded, or None when it should have been.
 Ignore = Callable[[str], "str | None"]
@@ -77,7 +80,7 @@ def load_weights(
     fitted = _check(index, targets, list(specs), ignore)
     materialize(module, device)
     targets = {name: tensor for name, tensor in _named(module) if name in targets}
-    reads = [(entry.tensor, partial(_memory_of, _part(targets, entry.spec))) for entry in fitted]
+    reads = [(e.tensor, partial(_memory_of, _part(targets, e.spec), e.tensor.dtype)) for e in fitted]
     read_all(reads, use_tqdm=use_tqdm, watchdog_seconds=watchdog_seconds)
 
 
@@ -185,11 +188,15 @@ def _unexpected(index: CheckpointIndex, wanted: set[str], ignore: Ignore) -> lis
 
 
 @contextmanager
-def _memory_of(part: Tensor) -> Iterator[memoryview[Any]]:
-    """Host memory for the bytes of a contiguous tensor: its own, or what is copied to its device at the end."""
+def _memory_of(part: Tensor, stored: str) -> Iterator[memoryview[Any]]:
+    """Host memory for the bytes of a contiguous tensor, ``stored`` as the checkpoint has them: the tensor's own, or
+    what is copied into it at the end, to its device and, between floating-point types, to its dtype."""
     import torch
 
-    host = part.detach() if part.device.type == "cpu" else torch.empty(part.shape, dtype=part.dtype)
+    is_float = part.dtype.is_floating_point and stored in _FLOATS
+    dtype = getattr(torch, _FLOATS[stored]) if is_float else part.dtype
+    in_place = part.device.type == "cpu" and part.dtype == dtype
+    host = part.detach() if in_place else torch.empty(part.shape, dtype=dtype)
     yield memoryview(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    if host.device != part.device:
+    if not in_place:
         part.detach().copy_(host)

@@ -69,6 +69,20 @@ def test_tensors_are_read_into_place(two_by_three):
     assert not module.norm.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wanted", ["BF16", "F32"])
+def test_an_accepted_floating_point_type_is_converted(write_single, dtype, wanted):
+    value = torch.cat([torch.randn(200), torch.tensor([0.0, -0.0, 1e-7, 65504.0, torch.inf, torch.nan])]).to(dtype)
+    name = {torch.float16: "F16", torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
+    index = CheckpointIndex.open(write_single({"a": stored(value, name), "b": stored(value, name)}))
+    module = model(w=(wanted, (2, len(value))))
+    floats = ("BF16", "F16", "F32")
+    load_weights(module, index, [WeightSpec("a", "w", (0,), floats), WeightSpec("b", "w", (1,), floats)])
+    expected = value.to(DTYPES[wanted]).view(torch.uint8)
+    assert all(torch.equal(row.view(torch.uint8), expected) for row in module.w)
+    assert module.w.dtype == DTYPES[wanted]
+
+
 def test_parts_of_a_parameter_may_be_slices(write_single):
     w1, w3 = torch.arange(6.0).reshape(2, 3), torch.arange(3.0).reshape(1, 3) - 7
     index = CheckpointIndex.open(write_single({"w1": stored(w1), "w3": stored(w3)}))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from deepinfer_core.errors import ConfigError
-
-from ..layer_plan import LayerPlan
-from .keys import (
+from deepinfer_core.model_loader.config_keys import (
     MISSING,
     Scope,
     a_bool,
@@ -22,8 +19,12 @@ from .keys import (
     not_negative,
     one_or_more_integers,
     or_none,
+    part_of,
     positive,
+    warn_unknown,
 )
+
+from ..layer_plan import LayerPlan
 from .rope import RopeConfig, read_rope
 from .sections import (
     QUANTIZATION_GROUP,
@@ -38,8 +39,6 @@ from .sections import (
     ScheduleConfig,
     VisionConfig,
 )
-
-logger = logging.getLogger(__name__)
 
 #: Architectures this config describes, as ``config.json`` names them.
 ARCHITECTURES = ("DeepseekV41ForCausalLM",)
@@ -176,7 +175,7 @@ class DeepseekV41Config:
 
         Unknown keys are logged as one warning. Raises ConfigError naming the key, its value and the rule.
         """
-        text = Scope(*_part(config, "text_config"), ("", config))
+        text = Scope(*part_of(config, "text_config"), ("", config))
         for name, allowed in _FIXED.items():
             text.require(name, *allowed)
         own = text.values(cls)
@@ -208,18 +207,8 @@ class DeepseekV41Config:
             vision=_vision(config, text),
             quantization=_quantization(config, text),
         )
-        _warn_unknown(text.unknown(_IGNORABLE))
+        warn_unknown(text.unknown(_IGNORABLE))
         return result
-
-
-def _part(config: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The nested part ``name`` as a labelled place; none when absent or null."""
-    part = config.get(name)
-    if part is None:
-        return []
-    if not isinstance(part, Mapping):
-        raise ConfigError(f"{name} must be a table, got {part!r}")
-    return [(f"{name}.", part)]
 
 
 def _vision(config: Mapping[str, Any], text: Scope) -> VisionConfig | None:
@@ -227,18 +216,18 @@ def _vision(config: Mapping[str, Any], text: Scope) -> VisionConfig | None:
     flat = {name: value for name, value in config.items() if name.startswith("vision_")}
     text.used.update(flat)
     flat.pop("vision_config", None)
-    nested = _part(config, "vision_config")
+    nested = part_of(config, "vision_config")
     if not nested and not flat.get("vision_n_layers"):
         return None
     scope = Scope(*nested, ("", flat))
     vision = scope.build(VisionConfig)
-    _warn_unknown(scope.unknown(frozenset({"model_type"})))
+    warn_unknown(scope.unknown(frozenset({"model_type"})))
     return vision
 
 
 def _quantization(config: Mapping[str, Any], text: Scope) -> QuantizationConfig | None:
     """From ``quantization_config``, or from the flat ``dtype: fp8``. Only the published storage exists."""
-    scope = Scope(*_part(config, "quantization_config"), ("", {k: config[k] for k in _QUANTIZATION if k in config}))
+    scope = Scope(*part_of(config, "quantization_config"), ("", {k: config[k] for k in _QUANTIZATION if k in config}))
     text.used.update(_QUANTIZATION)
     if not scope.places[:-1] and text.find("dtype")[1] != "fp8":
         for name, value in scope.places[-1][1].items():
@@ -253,8 +242,3 @@ def _quantization(config: Mapping[str, Any], text: Scope) -> QuantizationConfig 
     if unknown:
         raise ConfigError(f"quantization_config has settings we do not implement: {', '.join(unknown)}")
     return QuantizationConfig()
-
-
-def _warn_unknown(unknown: list[str]) -> None:
-    if unknown:
-        logger.warning("config.json has keys that are not used: %s", ", ".join(unknown))

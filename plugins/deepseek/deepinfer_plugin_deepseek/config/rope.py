@@ -10,18 +10,23 @@ long positions drift.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
-from deepinfer_core.errors import ConfigError, nearest
+from deepinfer_core.errors import ConfigError
+from deepinfer_core.model_loader.config_keys import Scope, a_number, above_zero, an_integer, key, positive
+from deepinfer_core.model_loader.rope_table import (
+    NO_TABLE,
+    TABLE_NAMES,
+    RopeTable,
+    a_table,
+    base_frequency,
+    parse_table,
+    refuse_contradiction,
+    refuse_unknown,
+)
 
-from .keys import Scope, a_number, above_zero, an_integer, key, positive
-
-_TABLE_KEYS = (
-    "type", "rope_type", "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings",
-    "attention_factor", "partial_rotary_factor", "truncate",
-)  # fmt: skip
+_KINDS = {"yarn": ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"), "default": ()}
 
 
 @attrs.frozen
@@ -61,15 +66,6 @@ class RopeSettings:
     max_position: int
 
 
-@attrs.frozen
-class _Table:
-    """One ``rope_scaling``-like table; absent settings are None."""
-
-    kind: str
-    theta: float | None
-    numbers: Mapping[str, float]
-
-
 def read_rope(scope: Scope, rotary_fraction: float) -> RopeSettings:
     """Rotary settings of ``scope``. ``rotary_fraction`` is rotary dims / head dims."""
     window, compressed = _tables(scope, rotary_fraction)
@@ -84,73 +80,41 @@ def read_rope(scope: Scope, rotary_fraction: float) -> RopeSettings:
     if max_position < 1:
         raise ConfigError(f"max_position_embeddings must be at least 1, got {max_position}")
     return RopeSettings(
-        window=RopeConfig(_theta(scope, "rope_theta", window.theta), None),
-        compressed=RopeConfig(_theta(scope, "compress_rope_theta", compressed.theta), yarn),
+        window=RopeConfig(base_frequency(scope, "rope_theta", window.theta), None),
+        compressed=RopeConfig(base_frequency(scope, "compress_rope_theta", compressed.theta), yarn),
         max_position=max_position,
     )
 
 
-def _tables(scope: Scope, rotary_fraction: float) -> tuple[_Table, _Table]:
+def _tables(scope: Scope, rotary_fraction: float) -> tuple[RopeTable, RopeTable]:
     """The window and the compressed layers' tables, all spellings reconciled."""
-    no_table = _Table("default", None, {})
-    given: list[tuple[str, _Table, _Table]] = []
-    for name in ("rope_scaling", "rope_parameters"):
+    fixed = {"attention_factor": (None, 1, 1.0), "partial_rotary_factor": (None, rotary_fraction), "truncate": (True,)}
+    given: list[tuple[str, RopeTable, RopeTable]] = []
+    for name in TABLE_NAMES:
         if not scope.has(name):
             continue
-        tables = scope.get(_a_table, name)
+        tables = scope.get(a_table, name)
         if "main" in tables or "compress" in tables:
-            _refuse_unknown(name, tables, ("main", "compress"))
-            parts = [
-                _parse(f"{name}.{part}", _a_table(tables[part]), rotary_fraction) if part in tables else no_table
+            refuse_unknown(name, tables, ("main", "compress"))
+            nested = Scope((f"{name}.", tables))
+            window, compressed = (
+                parse_table(f"{name}.{part}", nested.get(a_table, part, default={}), _KINDS, fixed)
                 for part in ("main", "compress")
-            ]
-            given.append((name, parts[0], parts[1]))
-        else:
-            table = _parse(name, tables, rotary_fraction)
-            # One table for both kinds of layer: its base is the window's, its scaling the compressed layers'.
-            given.append((name, _Table("default", table.theta, {}), attrs.evolve(table, theta=None)))
-    if scope.has("rope_factor"):
-        given.append(("rope_factor", no_table, _flat(scope)))
-    for name, window, compressed in given[1:]:
-        if (window.kind, compressed.kind, compressed.numbers) != (
-            given[0][1].kind, given[0][2].kind, given[0][2].numbers
-        ):  # fmt: skip
-            raise ConfigError(f"config contradicts itself: {given[0][0]} and {name} give different scalings; keep one")
-    return (given[0][1], given[0][2]) if given else (no_table, no_table)
-
-
-def _a_table(value: object) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    raise TypeError("a table")
-
-
-def _refuse_unknown(name: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key_ in table:
-        if key_ not in known:
-            raise ConfigError(
-                f"{name}.{key_} is not a setting we know{nearest(key_, known)}; it cannot be ignored, because "
-                f"positions would drift without a word. Known: {', '.join(known)}"
             )
+            given.append((name, window, compressed))
+        else:
+            table = parse_table(name, tables, _KINDS, fixed)
+            # One table for both kinds of layer: its base is the window's, its scaling the compressed layers'.
+            given.append((name, RopeTable("default", table.theta, {}), attrs.evolve(table, theta=None)))
+    if scope.has("rope_factor"):
+        given.append(("rope_factor", NO_TABLE, _flat(scope)))
+    for name, window, compressed in given[1:]:
+        refuse_contradiction(given[0][0], given[0][2], name, compressed)
+        refuse_contradiction(given[0][0], given[0][1], name, window)
+    return (given[0][1], given[0][2]) if given else (NO_TABLE, NO_TABLE)
 
 
-def _parse(name: str, table: Mapping[str, Any], rotary_fraction: float) -> _Table:
-    _refuse_unknown(name, table, _TABLE_KEYS)
-    scope = Scope((f"{name}.", table))
-    kind = scope.find("rope_type", "type")[1] if table else "default"
-    if kind not in ("default", "yarn"):
-        shown = repr(kind) if isinstance(kind, str) else "none"
-        raise ConfigError(f"{name} must have rope_type (or type) 'yarn' or 'default', got {shown}")
-    scope.require("attention_factor", None, 1, 1.0)
-    scope.require("partial_rotary_factor", None, rotary_fraction)
-    scope.require("truncate", True)
-    theta = scope.get(a_number, "rope_theta", default=None)
-    names = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
-    numbers = {n: scope.get(a_number, n) for n in names if table.get(n) is not None} if kind == "yarn" else {}
-    return _Table(kind, theta, numbers)
-
-
-def _flat(scope: Scope) -> _Table:
+def _flat(scope: Scope) -> RopeTable:
     """The reference model's flat keys; an original length of 0 turns scaling off there."""
     names = {
         "factor": "rope_factor",
@@ -160,8 +124,8 @@ def _flat(scope: Scope) -> _Table:
     }
     numbers = {to: scope.get(a_number, name) for to, name in names.items() if scope.has(name)}
     if numbers.get("original_max_position_embeddings") == 0:
-        return _Table("default", None, {})
-    return _Table("yarn", None, numbers)
+        return NO_TABLE
+    return RopeTable("yarn", None, numbers)
 
 
 def _yarn(numbers: Mapping[str, float], max_position: int | None) -> tuple[YarnConfig, int]:
@@ -181,12 +145,3 @@ def _yarn(numbers: Mapping[str, float], max_position: int | None) -> tuple[YarnC
         )
     yarn = YarnConfig(original_max_position=int(original), **settings)
     return yarn, int(original * yarn.factor) if max_position is None else max_position
-
-
-def _theta(scope: Scope, name: str, from_table: float | None) -> float:
-    value = scope.get(a_number, name, default=from_table)
-    if value is None:
-        raise ConfigError(f"config has no {name}; it is required, at the top of the text part or in rope_parameters")
-    if from_table is not None and value != from_table:
-        raise ConfigError(f"config contradicts itself: {name} is {value} but its rope table says {from_table}")
-    return value

@@ -9,9 +9,7 @@ from __future__ import annotations
 import attrs
 
 from deepinfer_core.errors import ConfigError
-
-from ..layer_plan import increasing
-from .keys import (
+from deepinfer_core.model_loader.config_keys import (
     a_bool,
     a_number,
     a_source,
@@ -26,6 +24,8 @@ from .keys import (
     or_none,
     positive,
 )
+
+from ..layer_plan import increasing
 
 #: Values that share one quantisation scale: KV, index keys and the inputs of quantised linears.
 QUANTIZATION_GROUP = 32

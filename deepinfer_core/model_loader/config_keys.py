@@ -6,6 +6,7 @@ spellings that disagree are an error, and so is a value of the wrong type: ``tru
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 import attrs
 
 from deepinfer_core.errors import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Check = Callable[[Any], bool]
@@ -174,6 +177,22 @@ class Scope:
             for name in place
             if name not in self.used and name not in ignorable
         ]
+
+
+def part_of(config: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The nested part ``name`` as a labelled place of a :class:`Scope`; none when absent or null."""
+    part = config.get(name)
+    if part is None:
+        return []
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{name} must be a table, got {part!r}")
+    return [(f"{name}.", part)]
+
+
+def warn_unknown(unknown: list[str]) -> None:
+    """One warning for all keys that nobody asked for."""
+    if unknown:
+        logger.warning("config.json has keys that are not used: %s", ", ".join(unknown))
 
 
 def _others(names: tuple[str, ...]) -> str:
