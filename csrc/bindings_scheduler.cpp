@@ -145,10 +145,12 @@ void bind_step_plan(py::module_& m) {
                              "[S] int32 position of the first row; 0 means that the slot's content is stale.")
       .def_property_readonly("num_tokens", view_of<int32_t>(&StepPlan::num_tokens),
                              "[S] int32 rows, at least 1.")
+      .def_property_readonly("num_drafts", view_of<int32_t>(&StepPlan::num_drafts),
+                             "[S] int32 how many of the last rows are drafts; 0 for prefill rows.")
       .def_property_readonly("is_decode", view_of<bool>(&StepPlan::is_decode),
                              "[S] bool, true for decode rows.")
       .def_property_readonly("samples", view_of<bool>(&StepPlan::samples),
-                             "[S] bool, whether the last row of the sequence yields a token.")
+                             "[S] bool, whether the sequence yields tokens: of its last 1 + num_drafts rows.")
       .def_property_readonly("new_pages", view_of<int32_t>(&StepPlan::new_pages),
                              "[S] int32 pages that this step added at the end of the sequence's table.")
       .def_property_readonly("block_table_offsets", view_of<int32_t>(&StepPlan::block_table_offsets),
@@ -235,22 +237,31 @@ void bind_verbs(py::class_<SharedScheduler>& c) {
           "RuntimeError for 'stop' on a request that never ran.")
       .def(
           "schedule",
-          [](SharedScheduler& self) {
-            return std::const_pointer_cast<StepPlan>(self.locked([](Scheduler& s) { return s.schedule(); }));
+          [](SharedScheduler& self, const Drafts& drafts) {
+            return std::const_pointer_cast<StepPlan>(
+                self.locked([&](Scheduler& s) { return s.schedule(drafts); }));
           },
+          py::arg("drafts") = Drafts{},
           "Plan the next step. A plan with rows must be committed before the next call (RuntimeError "
-          "otherwise).")
+          "otherwise).\n"
+          "drafts: by handle, tokens proposed to follow a request's newest one. They become rows as far as the "
+          "plan\n"
+          "without them leaves rows and pages and the request's length allows; those of a request that does not\n"
+          "decode in this step are left out. ValueError, with nothing changed, for a negative token.")
       .def(
           "commit",
-          [](SharedScheduler& self, const std::shared_ptr<StepPlan>& plan, const TokenArray& tokens) {
+          [](SharedScheduler& self, const std::shared_ptr<StepPlan>& plan, const TokenArray& tokens,
+             const std::optional<TokenArray>& counts) {
             const auto sampled = contiguous(tokens);
+            const auto lengths = counts ? contiguous(*counts) : ContiguousTokens(0);
             return std::make_shared<CommitReport>(
-                self.locked([&](Scheduler& s) { return s.commit(*plan, as_span(sampled)); }));
+                self.locked([&](Scheduler& s) { return s.commit(*plan, as_span(sampled), as_span(lengths)); }));
           },
-          py::arg("plan"), py::arg("tokens").noconvert(),
-          "Apply the outcome of a plan. tokens: [num_samples] int32, in the order of the sampling sequences; "
-          "-1\n"
-          "ends that request with 'error'. After a failed forward, finish(handle, 'error') its requests and "
+          py::arg("plan"), py::arg("tokens").noconvert(), py::arg("counts").noconvert() = py::none(),
+          "Apply the outcome of a plan. tokens: [T] int32, those of each sampling sequence, in order; -1 ends "
+          "that\n"
+          "request with 'error'. counts: [num_samples] int32, how many tokens are each sequence's: its accepted\n"
+          "drafts and one more; None: one each. Tokens after one that ends its request are dropped. After a failed forward, finish(handle, 'error') its requests and "
           "commit\n"
           "-1s. RuntimeError for a plan that is not the outstanding one, ValueError for wrong tokens; then "
           "nothing\n"

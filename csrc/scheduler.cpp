@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 namespace deepinfer {
@@ -145,15 +146,24 @@ void Scheduler::release_deferred() {
 
 // ---- Planning ----
 
-std::shared_ptr<const StepPlan> Scheduler::schedule() {
+std::shared_ptr<const StepPlan> Scheduler::schedule(const Drafts& drafts) {
   if (outstanding_) {
     throw std::logic_error("plan " + to_string(outstanding_->step_id) +
                            " is still outstanding; commit it before scheduling another step");
+  }
+  for (const auto& [handle, tokens] : drafts) {
+    for (const int32_t token : tokens) {
+      if (token < 0) {
+        throw std::invalid_argument("drafts must be token ids, got " + to_string(token) + " for handle " +
+                                    to_string(handle));
+      }
+    }
   }
   Step step{.budget = options_.max_num_batched_tokens, .selected = {}, .skipped = {}, .preempted = {}};
   select_decodes(step);
   select_prefills(step);
   admit_waiting(step);
+  add_drafts(step, drafts);
   last_skipped_ = step.skipped;
   const auto plan = build_plan(step);
   // An empty plan has nothing to commit, so a caller may drop it and poll again.
@@ -218,6 +228,46 @@ void Scheduler::admit_waiting(Step& step) {
   }
 }
 
+// First everybody's first draft, then everybody's second: the earlier a draft, the likelier it is accepted.
+void Scheduler::add_drafts(Step& step, const Drafts& drafts) {
+  struct Wish {
+    Selection* selection;
+    std::span<const int32_t> tokens;
+  };
+  std::vector<Wish> wishes;
+  if (drafts.empty()) return;
+  for (Selection& selection : step.selected) {
+    const Sequence& sequence = *selection.sequence;
+    const auto found = drafts.find(sequence.handle());
+    if (sequence.state() != decoding || found == drafts.end()) continue;
+    // Beside the drafts there is a token of the last row's own.
+    const auto useful = static_cast<size_t>(sequence.max_length() - sequence.num_tokens() - 1);
+    const std::span<const int32_t> tokens(found->second);
+    wishes.push_back({&selection, tokens.first(std::min(useful, tokens.size()))});
+  }
+  for (size_t depth = 0; !wishes.empty() && step.budget > 0; ++depth) {
+    std::erase_if(wishes, [&](const Wish& wish) {
+      if (depth >= wish.tokens.size() || step.budget == 0 || !add_draft(*wish.selection)) return true;
+      wish.selection->drafts = wish.tokens.first(depth + 1);
+      --step.budget;
+      return false;
+    });
+  }
+}
+
+// One more row, unless it needs a page and none is free.
+bool Scheduler::add_draft(Selection& selection) {
+  Sequence& sequence = *selection.sequence;
+  const int64_t end = sequence.num_scheduled() + selection.num_tokens + 1;
+  if (pages_for(end) > static_cast<int64_t>(sequence.pages.size())) {
+    if (pages_.num_free() == 0) return false;
+    sequence.pages.push_back(pages_.allocate());
+    ++selection.new_pages;
+  }
+  ++selection.num_tokens;
+  return true;
+}
+
 // How many more tokens its own pages and the free ones can take.
 int64_t Scheduler::computable_tokens(const Sequence& sequence) const noexcept {
   const int64_t pages = static_cast<int64_t>(sequence.pages.size()) + pages_.num_free();
@@ -252,7 +302,7 @@ void Scheduler::select(Sequence& sequence, int64_t num_tokens, Step& step) {
   const auto before = sequence.pages.size();
   const auto after = static_cast<size_t>(pages_for(sequence.num_scheduled() + num_tokens));
   while (sequence.pages.size() < after) sequence.pages.push_back(pages_.allocate());
-  step.selected.push_back({&sequence, num_tokens, static_cast<int32_t>(after - before)});
+  step.selected.push_back({&sequence, num_tokens, static_cast<int32_t>(after - before), {}});
   step.budget -= num_tokens;
 }
 
@@ -299,7 +349,8 @@ std::shared_ptr<StepPlan> Scheduler::build_plan(const Step& step) {
   plan->step_id = next_step_id_++;
   plan->token_history = options_.token_history;
   plan->handles.reserve(num_seqs);
-  for (auto* column : {&plan->slots, &plan->starts, &plan->num_tokens, &plan->new_pages})
+  for (auto* column :
+       {&plan->slots, &plan->starts, &plan->num_tokens, &plan->new_pages, &plan->num_drafts})
     column->reserve(num_seqs);
   plan->is_decode.reserve(num_seqs);
   plan->samples.reserve(num_seqs);
@@ -315,7 +366,7 @@ std::shared_ptr<StepPlan> Scheduler::build_plan(const Step& step) {
   in_flight_.clear();
   for (const Selection& selection : step.selected) {
     append_to_plan(*plan, selection);
-    selection.sequence->begin_step(selection.num_tokens);
+    selection.sequence->begin_step(selection.num_tokens, static_cast<int64_t>(selection.drafts.size()));
     in_flight_.push_back(selection.sequence);
   }
   plan->skipped = step.skipped;
@@ -328,7 +379,8 @@ void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const
   const std::vector<int32_t>& tokens = sequence.tokens();
   const int64_t start = sequence.num_scheduled();
   const int64_t end = start + selection.num_tokens;
-  const bool samples = end == sequence.num_tokens();
+  const int64_t known = end - static_cast<int64_t>(selection.drafts.size());
+  const bool samples = known == sequence.num_tokens();
   plan.handles.push_back(sequence.handle());
   plan.slots.push_back(sequence.slot.id());
   plan.starts.push_back(static_cast<int32_t>(start));
@@ -337,9 +389,11 @@ void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const
   plan.is_decode.push_back(sequence.state() == SequenceState::decoding);
   plan.samples.push_back(samples);
   plan.num_samples += samples;
+  plan.num_drafts.push_back(static_cast<int32_t>(selection.drafts.size()));
   for (const Lease& page : sequence.pages) plan.block_table.push_back(page.id());
   plan.block_table_offsets.push_back(static_cast<int32_t>(plan.block_table.size()));
-  plan.token_ids.insert(plan.token_ids.end(), tokens.begin() + start, tokens.begin() + end);
+  plan.token_ids.insert(plan.token_ids.end(), tokens.begin() + start, tokens.begin() + known);
+  plan.token_ids.insert(plan.token_ids.end(), selection.drafts.begin(), selection.drafts.end());
   for (int64_t position = start; position < end; ++position) {
     plan.positions.push_back(static_cast<int32_t>(position));
   }
@@ -351,55 +405,106 @@ void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const
 
 // ---- Outcome ----
 
-void Scheduler::check_commit(const StepPlan& plan, std::span<const int32_t> tokens) const {
+void Scheduler::check_commit(const StepPlan& plan, std::span<const int32_t> tokens,
+                             std::span<const int32_t> counts) const {
+  const std::string name = "plan " + to_string(plan.step_id);
   if (&plan != outstanding_.get()) {
     throw std::logic_error(
-        "plan " + to_string(plan.step_id) + " is not the outstanding one (" +
+        name + " is not the outstanding one (" +
         (outstanding_ ? "plan " + to_string(outstanding_->step_id) : std::string("none is")) +
         "); commit each plan once, to the scheduler that made it");
   }
-  if (static_cast<int64_t>(tokens.size()) != plan.num_samples) {
-    throw std::invalid_argument("plan " + to_string(plan.step_id) + " samples " +
-                                to_string(plan.num_samples) + " tokens, got " + to_string(tokens.size()));
+  const auto num_samples = static_cast<size_t>(plan.num_samples);
+  if (!counts.empty() && counts.size() != num_samples) {
+    throw std::invalid_argument(name + " has " + to_string(num_samples) + " sampling sequences, got " +
+                                to_string(counts.size()) + " counts");
+  }
+  const int64_t expected =
+      counts.empty() ? plan.num_samples : std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (static_cast<int64_t>(tokens.size()) != expected) {
+    throw std::invalid_argument(name + " samples " + to_string(expected) + " tokens, got " +
+                                to_string(tokens.size()));
   }
   const auto bad = std::find_if(tokens.begin(), tokens.end(), [](int32_t token) { return token < -1; });
   if (bad != tokens.end()) {
     throw std::invalid_argument("sampled tokens must be token ids or -1 for a failed row, got " +
                                 to_string(*bad) + " at index " + to_string(bad - tokens.begin()));
   }
+  if (counts.empty()) return;
+  const int32_t* accepted = tokens.data();
+  for (size_t s = 0, sample = 0; s < plan.handles.size(); ++s) {
+    if (!plan.samples[s]) continue;
+    const int32_t count = counts[sample++], num_drafts = plan.num_drafts[s];
+    if (count < 1 || count > 1 + num_drafts) {
+      throw std::invalid_argument("handle " + to_string(plan.handles[s]) + " has " + to_string(num_drafts) +
+                                  " drafts, so its count must be in 1.." + to_string(1 + num_drafts) + ", got " +
+                                  to_string(count));
+    }
+    const auto drafts = plan.token_ids.begin() + plan.query_offsets[s + 1] - num_drafts;
+    // The rows after a draft were computed with it, so nothing else may stand in its place.
+    if (!std::equal(accepted, accepted + count - 1, drafts)) {
+      throw std::invalid_argument("handle " + to_string(plan.handles[s]) + ": the first " +
+                                  to_string(count - 1) + " of " + to_string(count) +
+                                  " tokens must be its drafts");
+    }
+    accepted += count;
+  }
 }
 
-CommitReport Scheduler::commit(const StepPlan& plan, std::span<const int32_t> tokens) {
+CommitReport Scheduler::commit(const StepPlan& plan, std::span<const int32_t> tokens,
+                               std::span<const int32_t> counts) {
   CommitReport report;
-  if (plan.empty() && tokens.empty()) return report;
-  check_commit(plan, tokens);
+  if (plan.empty() && tokens.empty() && counts.empty()) return report;
+  check_commit(plan, tokens, counts);
   report.handles.reserve(tokens.size());
   report.tokens.reserve(tokens.size());
   report.output_index.reserve(tokens.size());
   bool any_finished = false;
   for (size_t i = 0, sample = 0; i < in_flight_.size(); ++i) {
     Sequence& sequence = *in_flight_[i];
-    const bool samples = plan.samples[i] != 0;
-    const int32_t token = samples ? tokens[sample++] : -1;
-    sequence.complete_step(plan.num_tokens[i]);
-    if (sequence.finished() || !samples) continue;
-    std::optional<SequenceState> terminal = finished_error;
-    if (token >= 0) {
-      if (sequence.state() == SequenceState::prefilling) sequence.transition(SequenceState::decoding);
-      report.handles.push_back(sequence.handle());
-      report.tokens.push_back(token);
-      report.output_index.push_back(static_cast<int32_t>(sequence.num_output()));
-      terminal = sequence.append(token);
+    std::span<const int32_t> own;
+    if (plan.samples[i]) {
+      own = tokens.first(counts.empty() ? 1 : static_cast<size_t>(counts[sample]));
+      tokens = tokens.subspan(own.size());
+      ++sample;
     }
-    if (terminal) {
+    if (sequence.finished() || own.empty()) {
+      sequence.complete_step(0);
+    } else if (const auto terminal = append(sequence, own, report)) {
       retire(sequence, *terminal);
       any_finished = true;
+    }
+    // Pages of rejected drafts.
+    while (static_cast<int64_t>(sequence.pages.size()) > pages_for(sequence.num_computed())) {
+      sequence.pages.pop_back();
     }
   }
   if (any_finished) std::erase_if(running_, [](const Sequence* sequence) { return sequence->finished(); });
   in_flight_.clear();
   outstanding_.reset();
   return report;
+}
+
+// Appends the tokens that a step has given a sequence, up to one that ends it, and returns how it ended, if it did.
+std::optional<SequenceState> Scheduler::append(Sequence& sequence, std::span<const int32_t> tokens,
+                                               CommitReport& report) {
+  std::optional<SequenceState> terminal;
+  int64_t num_appended = 0;
+  for (const int32_t token : tokens) {
+    if (terminal) break;
+    if (token < 0) {
+      terminal = finished_error;
+      break;
+    }
+    if (sequence.state() == SequenceState::prefilling) sequence.transition(SequenceState::decoding);
+    report.handles.push_back(sequence.handle());
+    report.tokens.push_back(token);
+    report.output_index.push_back(static_cast<int32_t>(sequence.num_output()));
+    terminal = sequence.append(token);
+    ++num_appended;
+  }
+  sequence.complete_step(std::max<int64_t>(num_appended - 1, 0));
+  return terminal;
 }
 
 }  // namespace deepinfer

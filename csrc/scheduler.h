@@ -27,6 +27,9 @@ struct SubmitOptions {
   std::vector<int32_t> stop_token_ids;
 };
 
+// Tokens proposed to follow a request's newest one, by handle.
+using Drafts = std::unordered_map<Handle, std::vector<int32_t>>;
+
 // Deterministic: the same calls give the same plans. Not thread-safe; the bindings lock around it.
 //
 // One step is release_deferred(), schedule(), commit(), take_finished(). Only one plan may be outstanding.
@@ -42,6 +45,9 @@ struct SubmitOptions {
 //    selecting a decode row, which samples; with no such row it may preempt for the page that it lacks.
 // Sampled tokens survive preemption and are at most the sum of max_tokens; between two of them the computed
 // tokens of M only grow, up to max_model_len. So no trace of preemptions can go on for ever.
+//
+// Drafts. They take rows and pages that everybody else has left, and pages of rejected ones are free again after
+// commit(): a plan is the one without drafts, and rows added to it.
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options);
@@ -54,9 +60,13 @@ class Scheduler {
   bool cancel(Handle handle);
   bool finish(Handle handle, SequenceState terminal);
 
-  std::shared_ptr<const StepPlan> schedule();
-  // tokens: one per sampling sequence of the plan, in order; -1 ends that request with finished_error.
-  CommitReport commit(const StepPlan& plan, std::span<const int32_t> tokens);
+  // drafts of requests that do not decode in this step are left out, and those that do not fit are cut off.
+  std::shared_ptr<const StepPlan> schedule(const Drafts& drafts = {});
+  // tokens: those of each sampling sequence of the plan, in order; -1 ends that request with finished_error.
+  // counts: how many of them are each sequence's, 1 + the drafts that were accepted; empty: one each. What comes
+  // after a token that ends its request is dropped.
+  CommitReport commit(const StepPlan& plan, std::span<const int32_t> tokens,
+                      std::span<const int32_t> counts = {});
   // The only source of terminal events: each handle appears exactly once, in order of finishing.
   std::vector<std::pair<Handle, SequenceState>> take_finished();
   // Returns the pages and slots of finished requests and forgets those whose terminal event was taken.
@@ -80,6 +90,7 @@ class Scheduler {
     Sequence* sequence;
     int64_t num_tokens;
     int32_t new_pages;
+    std::span<const int32_t> drafts = {};  // the last of num_tokens
   };
   struct Step {
     int64_t budget;
@@ -91,6 +102,8 @@ class Scheduler {
   void select_decodes(Step& step);
   void select_prefills(Step& step);
   void admit_waiting(Step& step);
+  void add_drafts(Step& step, const Drafts& drafts);
+  bool add_draft(Selection& selection);
   std::shared_ptr<StepPlan> build_plan(const Step& step);
   void append_to_plan(StepPlan& plan, const Selection& selection) const;
 
@@ -111,7 +124,10 @@ class Scheduler {
 
   Sequence* find(Handle handle) const noexcept;
   void retire(Sequence& sequence, SequenceState terminal);
-  void check_commit(const StepPlan& plan, std::span<const int32_t> tokens) const;
+  void check_commit(const StepPlan& plan, std::span<const int32_t> tokens,
+                    std::span<const int32_t> counts) const;
+  std::optional<SequenceState> append(Sequence& sequence, std::span<const int32_t> tokens,
+                                      CommitReport& report);
 
   void audit_queues() const;
   void audit_resources() const;

@@ -78,7 +78,9 @@ std::string Scheduler::explain_admission(const Sequence& head) const {
 
 std::string Scheduler::explain_running(const Sequence& sequence) const {
   std::string text = to_string(sequence.num_computed()) + " of " + to_string(sequence.num_tokens()) +
-                     " known tokens computed, " + to_string(sequence.in_flight()) + " in flight";
+                     " known tokens computed, " +
+                     to_string(sequence.in_flight() - sequence.drafts_in_flight()) + " in flight";
+  if (sequence.drafts_in_flight() > 0) text += " and " + to_string(sequence.drafts_in_flight()) + " drafts";
   const auto last = std::find_if(last_skipped_.begin(), last_skipped_.end(),
                                  [&](const auto& skip) { return skip.first == sequence.handle(); });
   if (last == last_skipped_.end()) return text;
@@ -175,8 +177,9 @@ void Scheduler::audit_resources() const {
 void Scheduler::audit_progress(const Sequence& sequence) const {
   const std::string name = name_of(sequence);
   const auto held = static_cast<int64_t>(sequence.pages.size());
-  if (sequence.num_scheduled() > sequence.num_tokens() || sequence.num_computed() < 0 ||
-      sequence.in_flight() < 0) {
+  if (sequence.num_scheduled() - sequence.drafts_in_flight() > sequence.num_tokens() ||
+      sequence.num_computed() < 0 || sequence.drafts_in_flight() < 0 ||
+      sequence.in_flight() < sequence.drafts_in_flight()) {
     broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, " +
            to_string(sequence.num_computed()) + " computed and " + to_string(sequence.in_flight()) +
            " in flight");
@@ -188,6 +191,10 @@ void Scheduler::audit_progress(const Sequence& sequence) const {
   if (sequence.num_tokens() > length_limit_ || sequence.num_tokens() > sequence.max_length()) {
     broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, over its limit of " +
            to_string(std::min(length_limit_, sequence.max_length())));
+  }
+  if (sequence.drafts_in_flight() > 0 && sequence.num_scheduled() >= sequence.max_length()) {
+    broken(name + " drafts " + to_string(sequence.drafts_in_flight()) + " tokens, past its limit of " +
+           to_string(sequence.max_length()));
   }
   if (sequence.finished()) return;
   if (is_running(sequence.state()) != static_cast<bool>(sequence.slot))

@@ -57,7 +57,8 @@ class Sequence {
   int64_t max_length() const noexcept { return limits_.max_length; }
 
   int64_t num_computed() const noexcept { return num_computed_; }  // tokens whose KV exists
-  int64_t in_flight() const noexcept { return in_flight_; }        // tokens of the step under way
+  int64_t in_flight() const noexcept { return in_flight_; }        // rows of the step under way
+  int64_t drafts_in_flight() const noexcept { return drafts_in_flight_; }  // those of them that are drafts
   int64_t num_scheduled() const noexcept { return num_computed_ + in_flight_; }
   int64_t num_unscheduled() const noexcept { return num_tokens() - num_scheduled(); }
 
@@ -65,10 +66,14 @@ class Sequence {
   bool finished() const noexcept { return is_finished(state_); }
   void transition(SequenceState to);  // throws std::logic_error when the table has no such edge
 
-  void begin_step(int64_t num_tokens) noexcept { in_flight_ += num_tokens; }
-  void complete_step(int64_t num_tokens) noexcept {
-    in_flight_ -= num_tokens;
-    num_computed_ += num_tokens;
+  void begin_step(int64_t num_rows, int64_t num_drafts) noexcept {
+    in_flight_ = num_rows;
+    drafts_in_flight_ = num_drafts;
+  }
+  // Of the drafts, the first num_accepted count as computed.
+  void complete_step(int64_t num_accepted) noexcept {
+    num_computed_ += in_flight_ - drafts_in_flight_ + num_accepted;
+    in_flight_ = drafts_in_flight_ = 0;
   }
   // Appends an output token; returns the terminal state that it brings about, if any.
   std::optional<SequenceState> append(int32_t token);
@@ -88,6 +93,7 @@ class Sequence {
   SequenceLimits limits_;
   int64_t num_computed_ = 0;
   int64_t in_flight_ = 0;
+  int64_t drafts_in_flight_ = 0;
   SequenceState state_ = SequenceState::waiting;
 };
 

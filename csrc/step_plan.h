@@ -20,7 +20,8 @@ enum class SkipReason : uint8_t {
 std::string_view label(SkipReason reason) noexcept;
 
 // S sequences contribute N rows (tokens). Sequence s owns rows query_offsets[s] .. query_offsets[s+1] - 1,
-// which are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first.
+// which are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first. The
+// last num_drafts[s] of a decoding sequence's rows are drafts: tokens that it has only if they are accepted.
 struct StepPlan {
   int64_t step_id = 0;
   int32_t token_history = 0;                 // width of history
@@ -29,7 +30,8 @@ struct StepPlan {
   std::vector<int32_t> starts;               // [S]
   std::vector<int32_t> num_tokens;           // [S]
   std::vector<uint8_t> is_decode;            // [S]
-  std::vector<uint8_t> samples;              // [S] its last row yields a token
+  std::vector<uint8_t> samples;              // [S] its last row, and each row before a draft, yields a token
+  std::vector<int32_t> num_drafts;           // [S]
   std::vector<int32_t> new_pages;            // [S] pages added at the end of its table by this step
   std::vector<int32_t> block_table_offsets;  // [S+1]
   std::vector<int32_t> block_table;          // pages covering positions 0 .. starts + num_tokens - 1

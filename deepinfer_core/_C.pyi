@@ -90,6 +90,11 @@ class StepPlan:
         [S] int32 pages that this step added at the end of the sequence's table.
         """
     @property
+    def num_drafts(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 how many of the last rows are drafts; 0 for prefill rows.
+        """
+    @property
     def num_rows(self) -> int:
         """
         N.
@@ -127,7 +132,7 @@ class StepPlan:
     @property
     def samples(self) -> numpy.typing.NDArray[numpy.bool]:
         """
-        [S] bool, whether the last row of the sequence yields a token.
+        [S] bool, whether the sequence yields tokens: of its last 1 + num_drafts rows.
         """
     @property
     def skipped(self) -> list[tuple[int, str]]:
@@ -198,10 +203,11 @@ class Scheduler:
         End a request with 'abort', in any state; the result of a step under way is dropped. False if it had
         ended already. ValueError for a handle that was never issued.
         """
-    def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32]) -> CommitReport:
+    def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32], counts: numpy.typing.NDArray[numpy.int32] | None = None) -> CommitReport:
         """
-        Apply the outcome of a plan. tokens: [num_samples] int32, in the order of the sampling sequences; -1
-        ends that request with 'error'. After a failed forward, finish(handle, 'error') its requests and commit
+        Apply the outcome of a plan. tokens: [T] int32, those of each sampling sequence, in order; -1 ends that
+        request with 'error'. counts: [num_samples] int32, how many tokens are each sequence's: its accepted
+        drafts and one more; None: one each. Tokens after one that ends its request are dropped. After a failed forward, finish(handle, 'error') its requests and commit
         -1s. RuntimeError for a plan that is not the outstanding one, ValueError for wrong tokens; then nothing
         has changed.
         """
@@ -239,9 +245,12 @@ class Scheduler:
         """
         The id given to submit().
         """
-    def schedule(self) -> StepPlan:
+    def schedule(self, drafts: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]] = {}) -> StepPlan:
         """
         Plan the next step. A plan with rows must be committed before the next call (RuntimeError otherwise).
+        drafts: by handle, tokens proposed to follow a request's newest one. They become rows as far as the plan
+        without them leaves rows and pages and the request's length allows; those of a request that does not
+        decode in this step are left out. ValueError, with nothing changed, for a negative token.
         """
     def state(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """

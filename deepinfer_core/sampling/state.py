@@ -178,8 +178,8 @@ class SamplingState:
         """The row with copies of what :meth:`advance` writes to."""
         if self._counts is None or row.edits is None:
             return row
-        seen = {"seen_ids": row.edits.seen_ids.copy(), "seen_counts": row.edits.seen_counts.copy()}
-        return attrs.evolve(row, edits=attrs.evolve(row.edits, **seen))
+        edits = attrs.evolve(row.edits, seen_ids=row.edits.seen_ids.copy(), seen_counts=row.edits.seen_counts.copy())
+        return attrs.evolve(row, edits=edits)
 
     def _edits(self) -> LogitEdits | None:
         edits = self._early_edits if self._num_outputs < self._params.min_tokens else self._late_edits

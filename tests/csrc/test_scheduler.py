@@ -509,3 +509,89 @@ def test_threads_may_submit_cancel_and_ask_while_one_steps() -> None:
     assert sorted(finished) == sorted(submitted)
     scheduler.release_deferred()
     assert (scheduler.num_free_pages, scheduler.num_free_slots) == (16, 8)
+
+
+def test_accepted_drafts_and_one_more_token_are_appended_in_one_step() -> None:
+    scheduler = make(token_history=2)
+    handle = scheduler.submit("a", prompt(3), max_tokens=20)
+    step(scheduler, 50)
+    plan = scheduler.schedule({handle: [51, 52, 53], 99: [1]})
+    assert (plan.token_ids.tolist(), plan.positions.tolist()) == ([50, 51, 52, 53], [3, 4, 5, 6])
+    assert (plan.num_tokens.tolist(), plan.num_drafts.tolist(), plan.num_samples) == ([4], [3], 1)
+    assert (plan.history.tolist(), plan.new_pages.tolist()) == ([[101, 102]], [1])
+    assert "1 in flight and 3 drafts" in scheduler.explain(handle)
+    report = scheduler.commit(plan, np.array([51, 52, 60], np.int32), np.array([3], np.int32))
+    scheduler.audit()
+    assert report.tokens.tolist() == [51, 52, 60] and report.output_index.tolist() == [1, 2, 3]
+    assert scheduler.num_computed(handle) == 6 and scheduler.num_tokens(handle) == 7
+    following = scheduler.schedule()
+    assert (following.token_ids.tolist(), following.starts.tolist()) == ([60], [6])
+    assert following.history.tolist() == [[51, 52]]
+
+
+def test_rejected_drafts_give_their_pages_back() -> None:
+    scheduler = make()
+    handle = scheduler.submit("a", prompt(3), max_tokens=20)
+    step(scheduler)
+    free = scheduler.num_free_pages
+    plan = scheduler.schedule({handle: [1] * 9})
+    assert plan.new_pages.tolist() == [3] and scheduler.num_free_pages == free - 3
+    scheduler.commit(plan, np.array([7], np.int32), np.array([1], np.int32))
+    scheduler.audit()
+    assert scheduler.num_free_pages == free
+
+
+def test_what_follows_a_terminal_token_is_dropped() -> None:
+    for tokens, stops, limit, kept, reason in (
+        ([1, 2, 3, 4], [2], 20, [1, 2], "stop"),
+        ([1, 2, 3, 4], [], 5, [1, 2, 3, 4], "length"),
+        ([1, 2, 3, -1], [], 20, [1, 2, 3], "error"),
+        ([1, 2, 3, -1], [3], 20, [1, 2, 3], "stop"),
+    ):
+        scheduler = make()
+        handle = scheduler.submit("a", prompt(3), max_tokens=limit, stop_token_ids=stops)
+        step(scheduler, 50)
+        plan = scheduler.schedule({handle: [1, 2, 3]})
+        report = scheduler.commit(plan, np.array(tokens, np.int32), np.array([4], np.int32))
+        scheduler.audit()
+        assert report.tokens.tolist() == kept
+        assert scheduler.take_finished() == [(handle, reason)]
+        scheduler.release_deferred()
+        assert scheduler.num_free_pages == scheduler.num_pages - 1
+
+
+def test_nothing_is_drafted_past_the_longest_output() -> None:
+    scheduler = make()
+    handle = scheduler.submit("a", prompt(3), max_tokens=4)
+    step(scheduler)
+    plan = scheduler.schedule({handle: [1] * 9})
+    assert plan.num_drafts.tolist() == [2], "two drafts and one more token end it"
+
+
+def test_drafts_share_the_rows_that_are_left() -> None:
+    scheduler = make(max_num_batched_tokens=9)
+    handles = [scheduler.submit(str(i), prompt(2), max_tokens=20) for i in range(4)]
+    step(scheduler)
+    plan = scheduler.schedule({handle: [1] * 5 for handle in handles[1:]})
+    assert plan.num_drafts.tolist() == [0, 2, 2, 1] and plan.num_rows == 9
+
+
+def test_bad_drafts_and_counts_change_nothing() -> None:
+    scheduler = make()
+    handle = scheduler.submit("a", prompt(3), max_tokens=20)
+    step(scheduler)
+    with pytest.raises(ValueError, match="drafts must be token ids, got -1"):
+        scheduler.schedule({handle: [1, -1]})
+    plan = scheduler.schedule({handle: [1, 2]})
+    for tokens, counts, message in (
+        ([1, 2, 3], [], "samples 1 tokens, got 3"),
+        ([1, 2, 3, 4], [4], r"count must be in 1\.\.3, got 4"),
+        ([], [0], r"count must be in 1\.\.3, got 0"),
+        ([1, 5, 6], [3], "the first 2 of 3 tokens must be its drafts"),
+        ([1, 2], [1, 1], "has 1 sampling sequences, got 2 counts"),
+        ([1], [3], "samples 3 tokens, got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scheduler.commit(plan, np.array(tokens, np.int32), np.array(counts, np.int32))
+    scheduler.commit(plan, np.array([1, 2, 3], np.int32), np.array([3], np.int32))
+    scheduler.audit()

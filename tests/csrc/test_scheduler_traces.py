@@ -39,6 +39,17 @@ class Request:
     min_tokens: int = 0
     stops: tuple[int, ...] = ()
 
+    def following(self, output: list[int], count: int) -> list[int]:
+        """The next tokens after some output, as if nothing ended it."""
+        state = 0
+        for token in (*self.prompt, *output):
+            state = extend(state, token)
+        tokens = []
+        for _ in range(count):
+            tokens.append(sampled(state))
+            state = extend(state, tokens[-1])
+        return tokens
+
     def alone(self, length_limit: int) -> tuple[list[int], str]:
         """Output tokens and finish reason by the rules, without a scheduler."""
         state = 0
@@ -60,33 +71,38 @@ class Device:
     def __init__(self, options: dict[str, int]) -> None:
         self.page_size = options["page_size"]
         self.pages = np.full((options["num_pages"], self.page_size), -1, np.int64)
-        self.slots = [(-1, 0)] * options["num_slots"]  # (tokens absorbed, hash)
+        self.slots: list[list[int]] = [[] for _ in range(options["num_slots"])]  # hash after 0, 1, 2, … tokens
 
-    def run(self, plan: StepPlan) -> list[int]:
-        """Write every row, then sample; returns one token per sampling sequence."""
-        self.pages[0], self.slots[0] = -1, (-1, 0)
+    def run(self, plan: StepPlan) -> list[list[int]]:
+        """Write every row, then verify; returns the tokens of each sampling sequence."""
+        self.pages[0], self.slots[0] = -1, []
         tables = np.split(plan.block_table, plan.block_table_offsets[1:-1])
         for s, table in enumerate(tables[: plan.num_seqs]):
             rows = slice(plan.query_offsets[s], plan.query_offsets[s + 1])
             positions = plan.positions[rows]
             self.pages[table[positions // self.page_size], positions % self.page_size] = plan.token_ids[rows]
-        return [token for s in range(plan.num_seqs) if (token := self.advance(plan, s, tables[s])) is not None]
+        return [tokens for s in range(plan.num_seqs) if (tokens := self.advance(plan, s, tables[s]))]
 
-    def advance(self, plan: StepPlan, s: int, table: Any) -> int | None:
+    def advance(self, plan: StepPlan, s: int, table: Any) -> list[int]:
         start, end = int(plan.starts[s]), int(plan.starts[s] + plan.num_tokens[s])
         known = [int(t) for t in self.pages[table].reshape(-1)[:end]]
-        absorbed, state = self.slots[plan.slots[s]] if start > 0 else (0, 0)
-        assert absorbed == start, "the slot holds another sequence or another position"
+        states = self.slots[plan.slots[s]][: start + 1] if start > 0 else [0]
+        assert len(states) == start + 1, "the slot holds another sequence or another position"
         window = [known[p] if p >= 0 else -1 for p in range(start - HISTORY, start)]
         assert plan.history[s].tolist() == window
         for token in known[start:]:
-            state = extend(state, token)
-        self.slots[plan.slots[s]] = (end, state)
+            states.append(extend(states[-1], token))
+        self.slots[plan.slots[s]] = states
         whole = 0
         for token in known:
             whole = extend(whole, token)
-        assert whole == state, "the pages hold other tokens than the slot has seen"
-        return sampled(state) if plan.samples[s] else None
+        assert whole == states[-1], "the pages hold other tokens than the slot has seen"
+        if not plan.samples[s]:
+            return []
+        drafts = known[end - plan.num_drafts[s] :] if plan.num_drafts[s] else []
+        tokens = [sampled(state) for state in states[end - len(drafts) : end + 1]]
+        wrong = next((i for i, draft in enumerate(drafts) if tokens[i] != draft), len(drafts))
+        return tokens[: wrong + 1]
 
 
 @dataclass
@@ -144,36 +160,46 @@ class Harness:
             self.terminal[handle] = reason
         return events
 
-    def begin(self) -> StepPlan:
+    def drafts(self, right: int, wrong: int) -> dict[int, list[int]]:
+        """For every request, decoding or not: so many right tokens, then so many wrong ones."""
+        return {
+            handle: [*request.following(self.outputs[handle], right), *[VOCABULARY] * wrong]
+            for handle, request in self.submitted.items()
+        }
+
+    def begin(self, right: int = 0, wrong: int = 0) -> StepPlan:
         self.scheduler.release_deferred()
         preempted = self.scheduler.num_preemptions
-        plan = self.scheduler.schedule()
+        drafts = self.drafts(right, wrong)
+        plan = self.scheduler.schedule(drafts)
         for handle in plan.preempted:
             self.computed[handle] = 0
         assert self.scheduler.num_preemptions == preempted + len(plan.preempted)
         assert bool(plan) == bool(self.live), "an idle step while work is ready, or work out of nothing"
         if plan:
-            self.check_plan(plan)
+            self.check_plan(plan, drafts)
             self.plan = plan
         self.log.append([getattr(plan, name).tolist() for name in ("handles", "slots", "starts", "block_table")])
         return plan
 
-    def check_plan(self, plan: StepPlan) -> None:
+    def check_plan(self, plan: StepPlan, drafts: dict[int, list[int]]) -> None:
         o, handles = self.options, plan.handles.tolist()
         assert set(handles) <= set(self.live) and len(set(handles)) == len(handles)
         assert not set(plan.preempted) & set(handles)
         assert plan.num_rows == plan.num_tokens.sum() <= o["max_num_batched_tokens"]
         assert self.scheduler.num_running <= min(o["max_num_seqs"], o["num_slots"] - 1)
-        assert plan.num_tokens.min() >= 1 and plan.num_tokens.max() <= o["max_chunk_tokens"]
+        assert plan.num_tokens.min() >= 1 and plan.num_tokens[~plan.is_decode].max(initial=0) <= o["max_chunk_tokens"]
         assert plan.is_decode.tolist() == sorted(plan.is_decode.tolist(), reverse=True), "decode rows first"
         decodes = plan.handles[plan.is_decode].tolist()
         assert decodes == sorted(decodes), "decode rows by arrival"
-        assert (plan.num_tokens[plan.is_decode] == 1).all() and plan.samples[plan.is_decode].all()
+        assert (plan.num_tokens == 1 + plan.num_drafts)[plan.is_decode].all() and plan.samples[plan.is_decode].all()
+        assert not plan.num_drafts[~plan.is_decode].any()
         assert plan.num_samples == plan.samples.sum()
         assert len(set(plan.slots.tolist())) == plan.num_seqs and plan.slots.min() >= 1
         assert len(set(plan.block_table.tolist())) == plan.block_table.size and plan.block_table.min() >= 1
         for s, handle in enumerate(handles):
-            self.check_sequence(plan, s, [*self.live[handle].prompt, *self.outputs[handle]])
+            self.check_sequence(plan, s, [*self.live[handle].prompt, *self.outputs[handle]], drafts[handle])
+        self.check_drafts(plan, drafts)
         resumed = [
             (-start, handle)
             for handle, start, decode in zip(handles, plan.starts.tolist(), plan.is_decode.tolist(), strict=True)
@@ -183,15 +209,32 @@ class Harness:
         assert not (plan.preempted and 0 in plan.starts), "a step that preempts admits nobody"
         out_of_budget = any(reason == "token_budget" for _, reason in plan.skipped)
         assert not out_of_budget or plan.num_rows == o["max_num_batched_tokens"], "rows were left unused"
+        assert not out_of_budget or not plan.num_drafts.any(), "drafts took rows that somebody lacks"
         running = [h for h in self.live if self.scheduler.state(h) in ("prefilling", "decoding")]
         most = max(running, key=lambda h: (self.computed[h], -h))
         assert plan.num_samples > 0 or most in handles, "neither a token nor the front runner advances"
         named = {handle for handle, _ in plan.skipped}
         assert set(running) == set(handles) | (named & set(running)), "a running request passed over in silence"
 
-    def check_sequence(self, plan: StepPlan, s: int, known: list[int]) -> None:
+    def check_drafts(self, plan: StepPlan, drafts: dict[int, list[int]]) -> None:
+        """As many as there is room for, and as evenly as their requests allow."""
+        cut = []
+        for handle, count in zip(plan.handles[plan.is_decode].tolist(), plan.num_drafts.tolist(), strict=False):
+            request = self.live[handle]
+            limit = min(len(request.prompt) + request.max_tokens, self.length_limit)
+            useful = limit - len(request.prompt) - len(self.outputs[handle]) - 1
+            assert count <= min(useful, len(drafts[handle])), "drafted past the end"
+            if count < min(useful, len(drafts[handle])):
+                cut.append(count)
+        if cut and plan.num_rows < self.options["max_num_batched_tokens"]:
+            assert self.scheduler.num_free_pages == 0, "a draft was left out for no reason"
+        if cut and self.scheduler.num_free_pages > 0:
+            assert max(plan.num_drafts) <= min(cut) + 1, "one request's drafts at the cost of another's"
+
+    def check_sequence(self, plan: StepPlan, s: int, known: list[int], drafts: list[int]) -> None:
         start = self.computed[plan.handles[s]]
         end = start + plan.num_tokens[s]
+        known = known + drafts[: plan.num_drafts[s]]
         assert plan.starts[s] == start, "a chunk must continue where the last one ended"
         rows = slice(plan.query_offsets[s], plan.query_offsets[s + 1])
         assert plan.positions[rows].tolist() == list(range(start, end))
@@ -205,26 +248,35 @@ class Harness:
         """Run and commit the outstanding plan; row `failing` of the samples reports a failure."""
         plan, self.plan = self.plan, None
         assert plan is not None
-        tokens = np.array(self.device.run(plan), np.int32)
-        sampling = plan.handles[plan.samples].tolist()
-        if 0 <= failing < len(tokens):
-            tokens[failing] = -1
-        report = self.scheduler.commit(plan, tokens)
-        for handle, count in zip(plan.handles.tolist(), plan.num_tokens.tolist(), strict=True):
-            self.computed[handle] += count
-        kept = [(h, t) for h, t in zip(sampling, tokens.tolist(), strict=True) if h in self.live and t >= 0]
-        assert list(zip(report.handles.tolist(), report.tokens.tolist(), strict=True)) == kept
-        for (handle, token), index in zip(kept, report.output_index.tolist(), strict=True):
-            assert index == len(self.outputs[handle])
+        tokens = dict(zip(plan.handles[plan.samples].tolist(), self.device.run(plan), strict=True))
+        failed = set(list(tokens)[failing : failing + 1]) & set(self.live) if failing >= 0 else set()
+        for handle in failed:
+            tokens[handle][-1] = -1
+        flat = [token for each in tokens.values() for token in each]
+        counts = np.array([len(each) for each in tokens.values()], np.int32)
+        plain = (counts == 1).all() and not plan.num_drafts.any()
+        report = self.scheduler.commit(plan, np.array(flat, np.int32), None if plain else counts)
+        for handle, rows, drafts in zip(
+            plan.handles.tolist(), plan.num_tokens.tolist(), plan.num_drafts.tolist(), strict=True
+        ):
+            self.computed[handle] += rows - drafts
+        for handle, token, index in zip(
+            report.handles.tolist(), report.tokens.tolist(), report.output_index.tolist(), strict=True
+        ):
+            assert index == len(self.outputs[handle]) and token == tokens[handle].pop(0)
             self.outputs[handle].append(token)
-        failed = {h for h, t in zip(sampling, tokens.tolist(), strict=True) if h in self.live and t < 0}
-        for handle, reason in self.take():
+            self.computed[handle] = len(self.submitted[handle].prompt) + index
+        ended = dict(self.take())
+        assert all(tokens[h] in ([], [-1]) for h in tokens if h in self.live and h not in ended), "a token was lost"
+        for handle, reason in ended.items():
             request = self.live.pop(handle)
             expected = request.alone(self.length_limit)
-            assert reason == "error" if handle in failed else (self.outputs[handle], reason) == expected
+            is_whole = handle in failed and tokens[handle] == [-1] and reason == "error"
+            assert is_whole or (self.outputs[handle], reason) == expected
+        assert all(self.scheduler.num_computed(handle) == self.computed[handle] for handle in self.live)
 
-    def step(self) -> None:
-        if self.begin():
+    def step(self, right: int = 0, wrong: int = 0) -> None:
+        if self.begin(right, wrong):
             self.commit()
         self.scheduler.audit()
 
@@ -249,6 +301,7 @@ class Harness:
 
 
 TOKENS = st.integers(0, VOCABULARY - 1)
+DRAFTS = st.sampled_from([0, 0, 0, 1, 2, 3, 6])
 REQUESTS = st.builds(
     Request,
     prompt=st.lists(TOKENS, min_size=1, max_size=22).map(tuple),
@@ -283,9 +336,9 @@ class AnyTrace(RuleBasedStateMachine):
             self.harness.submit(request)
 
     @precondition(lambda self: self.harness.plan is None)
-    @rule()
-    def begin(self) -> None:
-        self.harness.begin()
+    @rule(right=DRAFTS, wrong=DRAFTS)
+    def begin(self, right: int, wrong: int) -> None:
+        self.harness.begin(right, wrong)
 
     @precondition(lambda self: self.harness.plan is not None)
     @rule(failing=st.sampled_from([-1, -1, -1, 0, 1]))
@@ -293,10 +346,10 @@ class AnyTrace(RuleBasedStateMachine):
         self.harness.commit(failing)
 
     @precondition(lambda self: self.harness.plan is None)
-    @rule(steps=st.integers(1, 8))
-    def steps(self, steps: int) -> None:
+    @rule(steps=st.integers(1, 8), right=DRAFTS, wrong=DRAFTS)
+    def steps(self, steps: int, right: int, wrong: int) -> None:
         for _ in range(steps):
-            self.harness.step()
+            self.harness.step(right, wrong)
 
     @precondition(lambda self: self.harness.submitted)
     @rule(choice=st.integers(0, 99), reason=st.sampled_from(["abort", "abort", "error", "stop"]))
@@ -382,3 +435,26 @@ def test_waiting_is_bounded_while_younger_requests_keep_coming() -> None:
     assert harness.terminal[large] == "length"
     assert len(harness.log) <= 8 + 3 + 2, "8 steps of those before it, 3 chunks, 1 decode"
     assert all(handle in harness.terminal for handle in before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(OPTIONS, st.lists(REQUESTS, min_size=1, max_size=12), st.integers(0, 3), st.integers(1, 6))
+def test_useless_drafts_change_nobodys_plan(
+    options: dict[str, int], requests: list[Request], every: int, wrong: int
+) -> None:
+    """Neither who runs, nor with which rows, nor who is preempted or passed over."""
+    plans = []
+    for count in (0, wrong):
+        harness, seen = Harness(options), []
+        for request in [*stream(requests, every), *[None] * 200]:
+            if request is not None:
+                harness.submit(request)
+            plan = harness.begin(wrong=count)
+            if not plan:
+                continue
+            rows = (plan.num_tokens - plan.num_drafts).tolist()
+            seen.append((plan.handles.tolist(), plan.starts.tolist(), rows, plan.preempted, plan.skipped))
+            harness.commit()
+        harness.drain()
+        plans.append(seen)
+    assert plans[0] == plans[1]
