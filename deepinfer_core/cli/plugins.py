@@ -9,4 +9,8 @@ from typing import Final
 
 ACTIONS: Final = {
     "list": "one line per plugin and component, with its state and the reason",
+    "show": "one plugin: its components, configuration, origin, state and the reason",
+    "doctor": "import every plugin in a child process and say what would go wrong",
+    "enable": "select a plugin in the configuration file",
+    "disable": "keep a plugin from being used unless an argument names it",
 }

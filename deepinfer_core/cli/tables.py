@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from deepinfer_core.plugins.table import aligned
+
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO | None = None) -> None:
     """Print rows of text under their headers."""
@@ -13,9 +15,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], file: Tex
     if file.isatty():
         _print_rich(headers, rows, file)
         return
-    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
-    for row in [headers, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=file)
+    print("\n".join(aligned([headers, *rows])), file=file)
 
 
 def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], file: TextIO) -> None:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from attrs import frozen
 
 SeamKind = Literal["exclusive", "chained", "collected", "registry", "modality"]
+Role = Literal["driver", "worker"]
 
 
 @frozen
@@ -20,6 +21,7 @@ class Seam:
     version: (major, minor); a plugin's manifest states the range it was written for.
     protocol: ``"module:Protocol"`` a component must satisfy; None for hooks, which ``deepinfer_core.hookspecs``
         specifies, and for a seam that is not specified yet.
+    runs_on: the processes that call its components: the driver (requests, scheduling, sampling) or each rank's worker.
     is_called: whether the engine asks the seam's components. One that it would leave unasked is refused at start-up.
     """
 
@@ -30,6 +32,7 @@ class Seam:
     varies: str
     key: str | None = None
     is_called: bool = True
+    runs_on: tuple[Role, ...] = ("driver",)
 
     @property
     def is_eager(self) -> bool:
@@ -39,19 +42,23 @@ class Seam:
 
 _TABLE: Final = (
     Seam("backend", "exclusive", (1, 0), "deepinfer_core.interfaces.backend:Backend",
-         "device, memory info, streams, graphs, kernel family"),
+         "device, memory info, streams, graphs, kernel family",
+         runs_on=("worker",)),
     Seam("model", "registry", (1, 0), "deepinfer_core.interfaces.model:Architecture",
          "config translation, layer plan, module tree, weight map",
-         key="architectures"),
+         key="architectures", runs_on=("driver", "worker")),
     Seam("checkpoint", "registry", (1, 0), "deepinfer_core.interfaces.checkpoint:Checkpoint",
          "where the files of a named model are",
          key="models"),
     Seam("attention", "exclusive", (1, 0), "deepinfer_core.interfaces.attention:Attention",
-         "kernels of attention, compressor and indexer"),
+         "kernels of attention, compressor and indexer",
+         runs_on=("worker",)),
     Seam("moe", "exclusive", (1, 0), "deepinfer_core.interfaces.moe:Moe",
-         "kernels of router, activation and experts"),
+         "kernels of router, activation and experts",
+         runs_on=("worker",)),
     Seam("speculator", "exclusive", (1, 0), "deepinfer_core.interfaces.speculator:Speculator",
-         "observe, propose; verifier; draft-length policy"),
+         "observe, propose; verifier; draft-length policy",
+         runs_on=("worker",)),
     Seam("sampler", "exclusive", (1, 0), "deepinfer_core.interfaces.sampler:Sampler",
          "logits to tokens, with counter-based randomness"),
     Seam("logits_processor", "chained", (1, 0), "deepinfer_core.interfaces.logits_processor:LogitsProcessor",
@@ -65,9 +72,9 @@ _TABLE: Final = (
          is_called=False),
     Seam("kv_connector", "chained", (1, 0), "deepinfer_core.interfaces.kv_connector:KvConnector",
          "save, load, hand over KV",
-         is_called=False),
+         is_called=False, runs_on=("worker",)),
     Seam("multimodal", "modality", (1, 0), "deepinfer_core.interfaces.multimodal:Multimodal",
-         "media to embeddings", key="modalities", is_called=False),
+         "media to embeddings", key="modalities", is_called=False, runs_on=("driver", "worker")),
     Seam("hooks", "collected", (1, 0), None, "the lifecycle hooks of deepinfer_core.hookspecs"),
     Seam("command", "collected", (1, 0), "deepinfer_core.interfaces.command:Command",
          "extra deepinfer subcommands"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from deepinfer_core.plugins.table import PluginRow
+from deepinfer_core.plugins.table import PluginRow, aligned
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,8 @@ def show_banner(rows: Iterable[PluginRow]) -> None:
 def banner(rows: Iterable[PluginRow]) -> str:
     """One line per active component: seam, component, distribution with version, reason."""
     cells = [
-        (row.seam, row.component, f"{row.distribution} {row.version}".strip(), row.reason)
+        ("", row.seam, row.component, f"{row.distribution} {row.version}".strip(), row.reason)
         for row in rows
         if row.state == "active"
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(aligned(cells))

@@ -28,13 +28,17 @@ Found = Literal["available", "disabled", "incompatible", "broken"]
 
 @frozen
 class PluginRecord:
-    """One installed plugin: who ships it, what it declares, and whether it can be used."""
+    """One installed plugin: who ships it, what it declares, and whether it can be used.
+
+    folder: of its package, where that is known.
+    """
 
     name: str
     distribution: str
     version: str
     package: str
     manifest: Manifest | None = None
+    folder: Path | None = None
     state: Found = "available"
     reason: str = ""
 
@@ -59,14 +63,17 @@ def builtin() -> PluginRecord:
     except importlib_metadata.PackageNotFoundError:
         version = "unknown"
     manifest = read_manifest(BUILTIN_MANIFEST)
-    return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest)
+    folder = BUILTIN_MANIFEST.parents[1]
+    return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest, folder)
 
 
 def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
     dist = point.dist
     record = PluginRecord(point.name, _text(dist, "name"), _text(dist, "version"), point.value)
     try:
-        manifest = read_manifest(_manifest_path(point.value))
+        path = _manifest_path(point.value)
+        record = evolve(record, folder=path.parent)
+        manifest = read_manifest(path)
         if manifest.name != point.name:
             raise ManifestError(f"the manifest's name {manifest.name!r} differs from the entry point's")
     except ManifestError as error:

@@ -15,10 +15,11 @@ from deepinfer_core.errors import ConfigError, PluginError, nearest
 from deepinfer_core.interfaces.checkpoint import CheckpointFiles
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.backends import autodetect, require_probe
+from deepinfer_core.plugins.carry import FrozenTable, check_same, freeze, thaw
 from deepinfer_core.plugins.compatibility import check_together
 from deepinfer_core.plugins.configuration import Configuration
 from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
-from deepinfer_core.plugins.failure import Source, failure
+from deepinfer_core.plugins.failure import Source, failure, set_rank
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
 from deepinfer_core.plugins.loading import check_protocol, load
 from deepinfer_core.plugins.manifest import Component
@@ -82,6 +83,29 @@ class PluginManager:
         if architecture is not None:
             self.model_for(architecture)
         self._settle()
+        self._load_selected()
+        return self
+
+    @classmethod
+    def confirm(cls, table: FrozenTable, *, rank: int) -> PluginManager:
+        """In a worker's process: the manager of exactly what the parent froze, loaded.
+
+        Raises PluginError with a table of both sides when a plugin is another one here than there.
+        """
+        set_rank(rank)
+        manager = cls(environ={})
+        check_same(table, manager.records, rank)
+        manager._layers = table.layers
+        manager._configuration = Configuration(table.layers)
+        manager._selected = thaw(table, manager.records)
+        manager._load_selected()
+        return manager
+
+    def freeze(self) -> FrozenTable:
+        """What a worker needs of this selection; after :meth:`resolve`. Raises PluginError for what only lives here."""
+        return freeze(self._selected, self._configuration.frozen())
+
+    def _load_selected(self) -> None:
         check_together(self._selected)
         for selected in [s for s in self._selected if SEAMS[s.seam].is_eager]:
             self._tolerating(selected, self._load)
@@ -92,7 +116,6 @@ class PluginManager:
         self.hooks = bind_hooks([(_label(s), s.instance) for s in hooks], tolerated)
         self._check_configuration()
         self._is_resolved = True
-        return self
 
     def _select(self) -> None:
         for layer in self._layers:
@@ -317,6 +340,10 @@ class PluginManager:
     def table(self) -> tuple[PluginRow, ...]:
         """Every installed and every given plugin, one row per component, with its state and the reason."""
         return build_table(self._selected, self.records, self._overridden, self._dropped)
+
+    def selected(self) -> tuple[Selected, ...]:
+        """What is active, in order, loaded or not."""
+        return tuple(self._selected)
 
     # -- loading ----------------------------------------------------------------------------------------
 

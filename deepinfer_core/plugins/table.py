@@ -48,6 +48,12 @@ def checkpoint_row(name: str, record: PluginRecord, component: Component | None 
     return CheckpointRow(name, record.name, record.distribution, record.version, license, summary)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def build_table(
     selected: Sequence[Selected],
     records: Iterable[PluginRecord],
