@@ -11,8 +11,9 @@ Mark a function of a module, or a method of an object, with :data:`hookimpl`; na
             print(output.request_id)
 
 Unless a hook says otherwise it is called on the engine's driver thread, return values are ignored, and an
-exception stops the engine with the plugin's name attached. Arguments are the engine's own objects: read
-them, do not change them, and do not keep them beyond the call unless the hook says so.
+exception stops the engine with the plugin's name attached; a plugin that only observes may be set to ``warn``
+(``plugin_config``, key ``on_error``), and its exceptions are logged. Arguments are copies or frozen: changing them
+changes nothing for anybody else. Do not keep them beyond the call unless the hook says so.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
+from attrs import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from deepinfer_core._C import StepPlan
+    from deepinfer_core.engine.llm_engine import LLMEngine
+    from deepinfer_core.outputs import RequestOutput
+    from deepinfer_core.sampling_params import SamplingParams
 
 PROJECT: Final = "deepinfer"
 
@@ -30,11 +37,24 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
+@frozen(kw_only=True)
+class AcceptedRequest:
+    """A request as ``on_request_added`` sees it.
+
+    prompt: None where token ids were given.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
 class HookSpecs:
     """Every hook, in the order in which a request meets them."""
 
     @hookspec
-    def init_pd_split(self, engine: Any) -> None:
+    def init_pd_split(self, engine: LLMEngine) -> None:
         """The engine stands; keys and values can be moved from or to it.
 
         When: once, after the caches are allocated and before the first step. Arguments: ``engine``, the
@@ -43,16 +63,15 @@ class HookSpecs:
         """
 
     @hookspec
-    def on_request_added(self, request: Any) -> None:
+    def on_request_added(self, request: AcceptedRequest) -> None:
         """A request was accepted.
 
         When: after its checks and before it can be scheduled; never for a refused one.
-        Arguments: ``request``, the engine's record of it (``request_id``, ``prompt``,
-        ``prompt_token_ids``, ``params``). For: tracing, accounting.
+        Arguments: ``request``, an :class:`AcceptedRequest`, may be kept. For: tracing, accounting.
         """
 
     @hookspec
-    def post_schedule(self, plan: Any) -> None:
+    def post_schedule(self, plan: StepPlan) -> None:
         """The next step is planned.
 
         When: each step, between ``scheduler.schedule()`` and the forward pass; not for an empty plan.
@@ -107,7 +126,7 @@ class HookSpecs:
         """
 
     @hookspec
-    def process_output(self, outputs: Sequence[Any]) -> None:
+    def process_output(self, outputs: Sequence[RequestOutput]) -> None:
         """New output is ready.
 
         When: each step that produced any, before the caller of the engine sees it.
@@ -115,7 +134,7 @@ class HookSpecs:
         """
 
     @hookspec
-    def on_request_finished(self, output: Any) -> None:
+    def on_request_finished(self, output: RequestOutput) -> None:
         """A request ended: exactly once per accepted request, whatever the reason.
 
         When: after ``process_output`` of its last step. Arguments: ``output``, its final RequestOutput,
@@ -123,7 +142,7 @@ class HookSpecs:
         """
 
     @hookspec
-    def send_processed_prompts(self, outputs: Sequence[Any]) -> None:
+    def send_processed_prompts(self, outputs: Sequence[RequestOutput]) -> None:
         """Prompts are computed and ready to be handed over.
 
         When: each step that completed a prompt, after ``pe_save_kvcache``. Arguments: ``outputs``, the
@@ -132,7 +151,7 @@ class HookSpecs:
         """
 
     @hookspec
-    def post_process_model_outputs(self, outputs: Sequence[Any]) -> None:
+    def post_process_model_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         """A step is fully processed.
 
         When: each step, after its outputs are built and reported and before the statistics are logged.

@@ -225,6 +225,7 @@ class LLMEngine:
             with self.stats.phase("execute"):
                 return self.worker.execute(plan, rows)
         except Exception as error:
+            self.manager.blame(error)
             logger.exception("a step failed; its %d requests end with an error", plan.num_seqs)
             self._end_with_error(plan, error)
             self._report_failure(error)
@@ -361,8 +362,9 @@ class LLMEngine:
                 self.hooks.on_request_finished(output)
 
     def _end_with_error(self, plan: _C.StepPlan, error: BaseException) -> None:
+        why = ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         for handle in plan.handles.tolist():
-            self._requests[handle].error = f"the step it was in failed: {type(error).__name__}: {error}"
+            self._requests[handle].error = f"the step it was in failed: {why}"
             self.scheduler.finish(handle, "error")
 
     def _report_failure(self, error: BaseException) -> None:

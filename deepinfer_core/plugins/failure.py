@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterable
 from typing import Literal
 
 from deepinfer_core.errors import DeepInferError, PluginError
@@ -39,3 +41,20 @@ def _remedy(record: PluginRecord, source: Source) -> str:
     if source == "builtin":
         return "name a plugin that fills the same seam in plugins=[...]"
     return f"deepinfer plugins disable {record.name}"
+
+
+def note_plugin(error: BaseException, plugins: Iterable[tuple[PluginRecord, object]]) -> None:
+    """Note on an exception in which active plugin's code it was raised, if in any: the innermost one.
+
+    plugins: records with their components' instances, by whose methods Python objects are recognised.
+    """
+    packages = {record.package: record for record, _ in plugins}
+    instances = {id(instance): record for record, instance in plugins}
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        record = packages.get(package) or instances.get(id(frame.f_locals.get("self")))
+        if record is not None:
+            note = f"in plugin {record.name!r} of {record.distribution} {record.version}".rstrip()
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            return

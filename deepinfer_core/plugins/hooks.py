@@ -13,6 +13,7 @@ from attrs import field, fields, frozen
 
 from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs, hookimpl
+from deepinfer_core.plugins.views import VIEWS
 
 Hook = Callable[..., Any] | None
 
@@ -115,8 +116,13 @@ def _bind(caller: pluggy.HookCaller, tolerated: Collection[str]) -> Hook:
 
 
 def _through_pluggy(caller: pluggy.HookCaller, names: Sequence[str]) -> Callable[..., Any]:
-    """For wrappers, which only pluggy knows how to nest."""
-    return lambda *args: caller(**dict(zip(names, args, strict=True)))
+    """For wrappers, which only pluggy knows how to nest. All that take part share one view."""
+
+    def run(*args: Any) -> Any:
+        shown = {name: VIEWS[name](arg) if name in VIEWS else arg for name, arg in zip(names, args, strict=True)}
+        return caller(**shown)
+
+    return run
 
 
 def _guarded(impl: pluggy.HookImpl, tolerated: Collection[str]) -> Callable[..., Any]:
@@ -142,11 +148,14 @@ def _guarded(impl: pluggy.HookImpl, tolerated: Collection[str]) -> Callable[...,
 
 
 def _called(impl: pluggy.HookImpl, names: Sequence[str], tolerated: Collection[str]) -> Callable[..., Any]:
-    """One implementation, called with all arguments of the hook, of which it gets those it takes."""
-    call, wanted = _guarded(impl, tolerated), [names.index(name) for name in impl.argnames]
-    if wanted == list(range(len(names))):
-        return call
-    return lambda *args: call(*[args[i] for i in wanted])
+    """One implementation, called with all arguments of the hook: it gets its own views of those it takes."""
+    call = _guarded(impl, tolerated)
+    wanted = [(names.index(name), VIEWS.get(name)) for name in impl.argnames]
+
+    def run(*args: Any) -> Any:
+        return call(*[view(args[i]) if view else args[i] for i, view in wanted])
+
+    return run
 
 
 def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:

@@ -19,7 +19,7 @@ from deepinfer_core.plugins.carry import FrozenTable, check_same, freeze, thaw
 from deepinfer_core.plugins.compatibility import check_together
 from deepinfer_core.plugins.configuration import Configuration
 from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
-from deepinfer_core.plugins.failure import Source, failure, set_rank
+from deepinfer_core.plugins.failure import Source, failure, note_plugin, set_rank
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
 from deepinfer_core.plugins.loading import check_protocol, load
 from deepinfer_core.plugins.manifest import Component
@@ -344,6 +344,10 @@ class PluginManager:
     def selected(self) -> tuple[Selected, ...]:
         """What is active, in order, loaded or not."""
         return tuple(self._selected)
+
+    def blame(self, error: BaseException) -> None:
+        """Note on a run-time exception which active plugin raised it, if one did."""
+        note_plugin(error, [(s.record, s.instance) for s in self._selected if s.source != "builtin"])
 
     # -- loading ----------------------------------------------------------------------------------------
 

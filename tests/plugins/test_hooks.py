@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
+from typing import Any
 
 import attrs
 import pluggy
@@ -13,8 +14,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_core.errors import PluginError
-from deepinfer_core.hookspecs import HOOK_NAMES, HookSpecs, hookimpl
+from deepinfer_core.hookspecs import HOOK_NAMES, AcceptedRequest, HookSpecs, hookimpl
+from deepinfer_core.outputs import CompletionOutput, RequestOutput
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
+from deepinfer_core.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(temperature=0.5)
+OUTPUT = RequestOutput("r", "p", [1], [CompletionOutput(0, "t", [2])], finished=True)
+#: What the engine passes as each argument, and what plugins are shown of it where that is not equal to it.
+VALUES: dict[str, Any] = {
+    "engine": object(),
+    "plan": object(),
+    "error": OSError(),
+    "request_id": "r",
+    "request": types.SimpleNamespace(request_id="r", prompt=None, prompt_token_ids=[1, 2], params=PARAMS, handle=7),
+    "output": OUTPUT,
+    "outputs": [OUTPUT, OUTPUT],
+    "scheduled": ["r"],
+    "finished": ["r", "s"],
+    "states": {"r": {}},
+    "metrics": {"x": 1},
+}
+SHOWN: dict[str, Any] = {
+    "request": AcceptedRequest(request_id="r", prompt=None, prompt_token_ids=(1, 2), params=PARAMS),
+    "outputs": (OUTPUT, OUTPUT),
+    "scheduled": ("r",),
+    "finished": ("r", "s"),
+}
 
 
 def parameters(name: str) -> list[str]:
@@ -46,9 +72,8 @@ def test_every_hook_passes_its_arguments_in_order(name: str) -> None:
     module = types.ModuleType("observer")
     setattr(module, name, hookimpl(namespace[name]))
     hook = getattr(bind_hooks([("observer", module)]), name)
-    values = tuple(object() for _ in names)
-    hook(*values)
-    assert seen == [values]
+    hook(*[VALUES[argument] for argument in names])
+    assert [list(values) for values in seen] == [[SHOWN.get(name, VALUES[name]) for name in names]]
 
 
 def collector(result: object) -> object:
