@@ -1,0 +1,1 @@
+"""Bans tokens that would complete an n-gram for the second time."""

@@ -1,0 +1,1 @@
+"""Top-n-sigma sampling (Tang et al., arXiv:2411.07641)."""

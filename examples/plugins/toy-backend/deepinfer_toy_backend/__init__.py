@@ -1,0 +1,1 @@
+"""A backend for a device that only this package knows."""
