@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A device. Created once per worker, before the model is loaded."""
+    """A device. Created once per worker, before the model is loaded.
+
+    What PyTorch itself must be able to do there: allocate, copy from and to the host, make views, index with tensors
+    of the device, and the elementwise arithmetic that models do between ops. The core and the models make no tensor
+    elsewhere, except what is copied from or to the host, and weights come through host memory one at a time.
+    """
 
     @property
     def name(self) -> str:
@@ -18,7 +23,10 @@ class Backend(Protocol):
 
     @property
     def kernels(self) -> Any:
-        """The namespace of ops that run on this device; handed to the model as it is."""
+        """The namespace of ops that run on this device; handed to the model as it is.
+
+        An op is found by its name when it is first used, and gets tensors of this device, also within weights.
+        """
 
     @property
     def device(self) -> torch.device:

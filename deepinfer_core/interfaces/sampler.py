@@ -92,6 +92,10 @@ class Sampler(Protocol):
 
     A row's result depends on its logits, its parameters, its seed and its position only: never on its
     neighbours, on its place in the batch, or on earlier calls.
+
+    A sampler that changes one thing can leave the others to :class:`deepinfer_core.sampling.DefaultSampler`: with
+    ``attrs.evolve`` it gives rows other ``edits``, such as what it keeps as ``allowed``, and passes them on. What a
+    row's edits make of its logits is :func:`deepinfer_core.sampling.edited_logits`.
     """
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:

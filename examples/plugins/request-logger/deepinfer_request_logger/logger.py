@@ -12,7 +12,7 @@ import attrs
 from deepinfer_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from deepinfer_core.engine.request import Request
+    from deepinfer_core.hookspecs import AcceptedRequest
     from deepinfer_core.outputs import RequestOutput
 
 
@@ -31,7 +31,7 @@ class RequestLogger:
         self._write("started")  # a path that cannot be written to stops start-up, not the first request
 
     @hookimpl
-    def on_request_added(self, request: Request) -> None:
+    def on_request_added(self, request: AcceptedRequest) -> None:
         """The request and its size."""
         self._write("added", request_id=request.request_id, prompt_tokens=len(request.prompt_token_ids))
 
