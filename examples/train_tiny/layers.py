@@ -23,11 +23,13 @@ class Numerics:
     quantize: round weights, inputs and keys as the checkpoint's formats do.
     select: let the indexer choose which compressed entries a row reads (otherwise it reads all).
     precise: products in f32.
+    dropout: share of what sublayers add that is left out.
     """
 
     quantize: bool = True
     select: bool = True
     precise: bool = False
+    dropout: float = 0.0
 
 
 def product(x: Tensor, weight: Tensor, numerics: Numerics, out: torch.dtype = torch.bfloat16) -> Tensor:

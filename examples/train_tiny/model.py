@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from deepinfer_kernels.modules import inverse_frequencies
 
@@ -65,13 +66,13 @@ class Block(nn.Module):
         self, out: Tensor, table: Tensor, streams: Tensor, post: Tensor, comb: Tensor, numerics: Numerics
     ) -> Tensor:
         """The streams after attention's heads ``out [B,H,T,D]``."""
-        return expand(self.attn.project(out, table, numerics), streams, post, comb)
+        return expand(thinned(self.attn.project(out, table, numerics), numerics), streams, post, comb)
 
     def feed_forward(self, streams: Tensor, pre: Tensor, numerics: Numerics) -> tuple[Tensor, Tensor, Tensor]:
         """The second half of the layer: streams, next mix, expert loads."""
         x, (pre, post, comb) = collapse(streams, pre), self.hc_ffn(streams, numerics)
         y, counts = self.ffn(self.ffn_norm(x), numerics)
-        return expand(y, streams, post, comb), pre, counts
+        return expand(thinned(y, numerics), streams, post, comb), pre, counts
 
     def _attention(
         self, x: Tensor, tables: tuple[Tensor, Tensor], memory: Memory | None, numerics: Numerics
@@ -108,6 +109,11 @@ class Block(nn.Module):
         return indexer.choose(scores, visible, memory, spec.selects_candidates, spec.candidate_source is not None)
 
 
+def thinned(x: Tensor, numerics: Numerics) -> Tensor:
+    """What a sublayer adds, some of it left out."""
+    return functional.dropout(x, numerics.dropout) if numerics.dropout else x
+
+
 def index_loss(scores: Tensor, weights: Tensor, visible: Tensor) -> Tensor:
     """Mean cross-entropy of index ``scores [B,T,L]`` against the attention paid, ``weights [B,H,T,L]``, over the
     entries that a row could read, ``visible [B,T,L]``."""
@@ -124,7 +130,7 @@ class TinyModel(nn.Module):
         super().__init__()
         self.config = config
         self.engram_dropout = 0.0
-        """Share of tokens that train without their n-grams, so that attention has something to learn too."""
+        """Mean share of tokens that train without their n-grams, so that attention has something to learn too."""
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed.weight, std=0.5)
         self.layers = nn.ModuleList(Block(config, spec) for spec in config.plan.layers)
@@ -153,7 +159,9 @@ class TinyModel(nn.Module):
         pre[..., 0] = 1.0
         keep = torch.ones(*tokens.shape, 1, 1, device=tokens.device)
         if self.training and self.engram_dropout:
-            keep = (torch.rand_like(keep) >= self.engram_dropout).float()
+            # Each sequence has its own share: some have to do with almost none.
+            share = 2 * self.engram_dropout * torch.rand(len(tokens), 1, 1, 1, device=tokens.device)
+            keep = (torch.rand_like(keep) >= share).float()
         memory, features, loads, index = None, [], [], torch.zeros((), device=tokens.device)
         tables = {ratio: self.tables(tokens.shape[1], ratio) for ratio in {s.ratio for s in self.config.plan.layers}}
         for block in self.layers:

@@ -1,6 +1,6 @@
 """Train the trunk. Resumes from WORK/trunk.pt if it is there.
 
-    python -m train_tiny.train --work WORK [--minutes 60] [--steps 2500] [--processes 2]
+    python -m train_tiny.train --work WORK [--minutes 65] [--steps 2500] [--processes 2]
 
 Stops at the step or minute that comes first; the rate's decay follows whichever is nearer its end. Appends to
 WORK/trunk.jsonl.
@@ -33,6 +33,9 @@ from .settings import BOS, TEXT, model_config
 SEED = 20260
 BALANCE_STEP = 0.002
 INDEX_LOSS_WEIGHT = 0.1
+#: In the first and in the second half: share of input tokens that are replaced by others of the batch, and share of
+#: what sublayers add that is left out.
+NOISE, DROPOUT = (0.05, 0.02), (0.1, 0.04)
 
 
 class Hashes:
@@ -66,12 +69,20 @@ def batches(streams: Streams, done: int, size: int, length: int) -> Iterator[tup
         epoch += 1
 
 
+def noisy(tokens: Tensor, share: float) -> Tensor:
+    """``tokens [B,T]`` with a share replaced, so that recitation does not hang on every single one."""
+    others = tokens.flatten()[torch.randint(tokens.numel(), tokens.shape)]
+    replaced = (torch.rand(tokens.shape) < share) & (tokens != BOS)
+    return torch.where(replaced, others, tokens)
+
+
 def text_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy, nats per token; ``hidden [B,T,d]``."""
     logits = functional.linear(hidden.flatten(0, 1), weight.to(torch.bfloat16)).float()
     return functional.cross_entropy(logits, targets.flatten())
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def evaluate(model: TinyModel, hashes: Hashes, tokens: list[int], length: int, limit: int = 16) -> float:
     """Nats per token over the first ``limit`` windows of ``length``, each after a begin token."""
@@ -169,6 +180,7 @@ def train(rank: int, a: argparse.Namespace) -> None:
     model.engram_dropout = a.engram_dropout
     optimizer = Optimizer(model, matrix=0.02, table=0.01, other=0.004)
     run = Run(a.work, model, optimizer)
+    heldout = streams.encode((a.work / "heldout.txt").read_text())
     loss_of = text_loss
     if not a.no_compile:
         compile_parts()
@@ -181,8 +193,9 @@ def train(rank: int, a: argparse.Namespace) -> None:
             break
         torch.manual_seed(SEED + step * group.size + rank)
         windows = group.share(batch)
-        inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        numerics = Numerics(select=progress >= a.select_from)
+        half = int(progress >= 0.5)
+        inputs, targets = noisy(windows[:, :-1], NOISE[half]), windows[:, 1:].contiguous()
+        numerics = Numerics(select=progress >= a.select_from, dropout=DROPOUT[half])
         hidden, _, loads, index = model(inputs, hashes.rows(inputs), numerics)
         loss = loss_of(hidden, model.head.weight, targets)
         (loss + INDEX_LOSS_WEIGHT * index).backward()
@@ -201,10 +214,10 @@ def train(rank: int, a: argparse.Namespace) -> None:
             losses = []
         if rank == 0 and run.seconds - checkpointed > 180:
             run.save()
+            run.log(step=step + 1, heldout_loss=evaluate(model, hashes, heldout, a.length, 8))
             checkpointed = run.seconds
     if rank == 0:
         run.save()
-        heldout = streams.encode((a.work / "heldout.txt").read_text())
         losses = [evaluate(model, hashes, tokens, a.length) for tokens in (streams.text, heldout)]
         run.log(step=optimizer.steps, train_loss=losses[0], heldout_loss=losses[1])
 
@@ -217,12 +230,12 @@ def _busiest(loads: list[Tensor]) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=65)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--engram-dropout", type=float, default=0.3, help="share of tokens without n-grams")
+    parser.add_argument("--engram-dropout", type=float, default=0.5, help="mean share of tokens without n-grams")
     parser.add_argument("--select-from", type=float, default=0.5, help="progress at which the indexer's choice counts")
     parser.add_argument("--no-compile", action="store_true")
     arguments = parser.parse_args()
