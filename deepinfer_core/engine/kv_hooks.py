@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class KvHooks:
-    """Bound once per engine; where nobody implements any of the hooks, a step costs one test."""
+    """Bound once per engine; where nobody implements any of the hooks, a step costs one test.
+
+    The hooks know a request by its id and its first sample; the other samples, whose id here is None, are kept
+    from them.
+    """
 
     def __init__(self, hooks: Hooks, caches: CacheEngine) -> None:
         self._hooks = hooks
@@ -25,7 +29,7 @@ class KvHooks:
         """Whether the methods below have anything to call."""
         self._states: dict[str, Mapping[str, Tensor]] = {}
 
-    def executed(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
+    def executed(self, plan: StepPlan, request_ids: Sequence[str | None]) -> None:
         """The forward and sampling are done, nothing is committed. ``request_ids``: one per sequence of the plan."""
         decoding, prefilling = _by_phase(plan, request_ids)
         choose, prepare = self._hooks.should_copy_state, self._hooks.pe_prepare_save_kvcache
@@ -39,7 +43,11 @@ class KvHooks:
             prepare(prefilling)
 
     def committed(
-        self, plan: StepPlan, request_ids: Sequence[str], finished: Sequence[str], prompts: Sequence[RequestOutput]
+        self,
+        plan: StepPlan,
+        request_ids: Sequence[str | None],
+        finished: Sequence[str],
+        prompts: Sequence[RequestOutput],
     ) -> None:
         """The step's tokens are applied; pages and slots of ``finished`` requests are still held.
 
@@ -55,10 +63,11 @@ class KvHooks:
             hooks.send_processed_prompts(prompts)
 
 
-def _by_phase(plan: StepPlan, request_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+def _by_phase(plan: StepPlan, request_ids: Sequence[str | None]) -> tuple[list[str], list[str]]:
     """Ids of the decoding and of the prefilling requests."""
     decoding: list[str] = []
     prefilling: list[str] = []
     for request_id, decodes in zip(request_ids, plan.is_decode.tolist(), strict=True):
-        (decoding if decodes else prefilling).append(request_id)
+        if request_id is not None:
+            (decoding if decodes else prefilling).append(request_id)
     return decoding, prefilling

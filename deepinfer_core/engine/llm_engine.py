@@ -20,7 +20,7 @@ from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
 from deepinfer_core.engine.kv_hooks import KvHooks
 from deepinfer_core.engine.prompt_scoring import PromptScoring
-from deepinfer_core.engine.request import Prompt, Request, check_prompt, prompt_parts, tokenize_prompt
+from deepinfer_core.engine.request import Prompt, Request, Sample, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
 from deepinfer_core.engine.uncalled import refuse_uncalled
 from deepinfer_core.errors import ConfigError, GenerationError, RequestError
@@ -33,7 +33,6 @@ from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling import SamplingState
 from deepinfer_core.sampling.processors import check_extra
 from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.sequence import SequenceState
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
 from deepinfer_core.worker.step_rows import StepRows
 
@@ -81,9 +80,12 @@ class LLMEngine:
             interval_seconds=config.log_stats_interval,
             extra_metrics=self.hooks.build_extra_metrics_log,
         )
-        self._requests: dict[int, Request] = {}
-        self._handles: dict[str, int] = {}
-        self._ended: deque[tuple[Request, FinishReason]] = deque()
+        self._requests: dict[str, Request] = {}
+        self._samples: dict[int, Sample] = {}
+        """Those that the scheduler has, by handle."""
+        self._has_news: dict[str, Request] = {}
+        """Streamed requests with something to report."""
+        self._ended: deque[Request] = deque()
         """Requests whose terminal output is still to be built."""
         self._fresh: list[RequestOutput] = []
         """Outputs that ``process_output`` has not seen."""
@@ -117,9 +119,9 @@ class LLMEngine:
         token_ids = tokenize_prompt(text, ids, self.tokenizer)
         tokens = check_prompt(token_ids, vocab_size)
         stop_ids = tuple(sorted({*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}))
-        detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
-        if detokenizer is None and params.stop:
+        if self.tokenizer is None and params.stop:
             raise RequestError(f"stop strings need a tokenizer and this model has none, got stop={params.stop!r}")
+        request = Request(request_id, text, token_ids, params, stop_ids, RequestMetrics(arrival), stream)
         try:
             handle = self.scheduler.submit(
                 request_id,
@@ -130,28 +132,14 @@ class LLMEngine:
             )
         except ValueError as error:
             raise RequestError(str(error)) from None
-        request = Request(
-            request_id,
-            handle,
-            text,
-            token_ids,
-            params,
-            SamplingState(
-                request_id,
-                params,
-                params.resolve_seed(self._rng),
-                token_ids,
-                stop_ids,
-                is_processed=is_processed,
-            ),
-            stop_ids,
-            detokenizer,
-            RequestMetrics(arrival),
-            stream,
+        sampling = SamplingState(
+            request_id, params, params.resolve_seed(self._rng), token_ids, stop_ids, is_processed=is_processed
         )
+        detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
+        request.samples = [Sample(request, 0, handle, sampling, detokenizer)]
         self._scoring.add(request)
-        self._requests[handle] = request
-        self._handles[request_id] = handle
+        self._requests[request_id] = request
+        self._samples |= {sample.handle: sample for sample in request.samples}
         if self.hooks.on_request_added is not None:
             try:
                 self.hooks.on_request_added(request)
@@ -162,10 +150,11 @@ class LLMEngine:
 
     def abort_request(self, request_ids: str | Iterable[str] | None = None) -> None:
         """End requests (None: all) with finish reason ``abort``, in any state; unknown and finished ids are ignored."""
-        request_ids = list(self._handles) if request_ids is None else request_ids
+        request_ids = list(self._requests) if request_ids is None else request_ids
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
-            if request_id in self._handles:
-                self.scheduler.cancel(self._handles[request_id])
+            if request_id in self._requests:
+                for sample in self._requests[request_id].samples:
+                    self.scheduler.cancel(sample.handle)
 
     def has_unfinished_requests(self) -> bool:
         """Whether :meth:`step` has anything left to do or to report."""
@@ -173,9 +162,13 @@ class LLMEngine:
 
     def explain(self, request_id: str) -> str:
         """Why a request is not running, or how far it is."""
-        if request_id not in self._handles:
+        if request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id!r}")
-        return self.scheduler.explain(self._handles[request_id])
+        samples = [sample for sample in self._requests[request_id].samples if sample.finish_reason is None]
+        texts = [self.scheduler.explain(sample.handle) for sample in samples]
+        if len(texts) == 1:
+            return texts[0]
+        return "\n".join(f"sample {sample.index}: {text}" for sample, text in zip(samples, texts, strict=True))
 
     # -- the step ---------------------------------------------------------------------------------
 
@@ -236,21 +229,21 @@ class LLMEngine:
         if not plan:
             return
         if self._kv_hooks.is_active and result is not None:
-            self._kv_hooks.executed(plan, self._request_ids(plan))
+            self._kv_hooks.executed(plan, self._kv_names(plan))
         with self.stats.phase("process"):
             tokens = np.full(plan.num_samples, -1, np.int32) if result is None else result.sampled.token_ids
             if result is not None and result.prompt is not None:
                 for request in self._scoring.append(result.prompt):
-                    self.scheduler.finish(request.handle, "error")
+                    for sample in request.samples:
+                        self.scheduler.finish(sample.handle, "error")
             report = self.scheduler.commit(plan, tokens)
             if result is not None:
                 self._append_tokens(plan, report, result.sampled)
-            self._collect_streamed(report)
 
     def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
         """Report what is new."""
         moves_kv = self._kv_hooks.is_active and sampled is not None
-        names = self._request_ids(plan) if moves_kv else []
+        names = self._kv_names(plan) if moves_kv else []
         with self.stats.phase("process"):
             finished = self._take_finished()
         if moves_kv:
@@ -271,87 +264,94 @@ class LLMEngine:
         rows = []
         positions = (plan.starts + plan.num_tokens)[plan.samples].tolist()
         for handle, position in zip(plan.handles[plan.samples].tolist(), positions, strict=True):
-            request = self._requests[handle]
-            rows.append(request.sampling.row(position))
+            rows.append(self._samples[handle].sampling.row(position))
         return rows
 
     def _note_schedule(self, plan: _C.StepPlan) -> None:
         now = time.monotonic()
         for handle in plan.preempted:
-            self._requests[handle].metrics.num_preemptions += 1
+            self._samples[handle].request.metrics.num_preemptions += 1
         for handle in plan.handles.tolist():
-            metrics = self._requests[handle].metrics
+            metrics = self._samples[handle].request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
 
     def _append_tokens(self, plan: _C.StepPlan, report: _C.CommitReport, sampled: SamplerOutput) -> None:
         row_of = {handle: row for row, handle in enumerate(plan.handles[plan.samples].tolist())}
         for handle, token in zip(report.handles.tolist(), report.tokens.tolist(), strict=True):
-            stopped = output_processor.append_token(
-                self._requests[handle], token, sampled, row_of[handle], self.tokenizer
-            )
+            sample = self._samples[handle]
+            stopped = output_processor.append_token(sample, token, sampled, row_of[handle], self.tokenizer)
             if stopped:
                 self.scheduler.finish(handle, "stop")
+            if sample.request.stream:
+                self._has_news[sample.request.request_id] = sample.request
         for handle, row in row_of.items():
             if sampled.token_ids[row] < 0:
-                self._requests[handle].error = sampled.errors.get(row, _NOTHING_TO_DRAW)
+                self._samples[handle].error = sampled.errors.get(row, _NOTHING_TO_DRAW)
 
-    def _collect_streamed(self, report: _C.CommitReport) -> None:
-        for request in [self._requests[handle] for handle in report.handles.tolist()]:
-            if request.stream and not self._has_ended(request):
-                output = output_processor.new_output(request, None)
-                if output is not None:
-                    self._fresh.append(output)
+    def _kv_names(self, plan: _C.StepPlan) -> list[str | None]:
+        """Per sequence of the plan its request's id if it is the first sample, which stands for the request."""
+        samples = [self._samples[handle] for handle in plan.handles.tolist()]
+        return [sample.request.request_id if sample.index == 0 else None for sample in samples]
 
-    def _request_ids(self, plan: _C.StepPlan) -> list[str]:
-        return [self._requests[handle].request_id for handle in plan.handles.tolist()]
-
-    def _call_kv_hooks(
-        self, plan: _C.StepPlan, names: list[str], finished: list[tuple[Request, RequestOutput]]
-    ) -> None:
-        reasons = {request.request_id: output.outputs[0].finish_reason for request, output in finished}
-        ended = {request.request_id: request for request, _ in finished}
-        done = [name for name, whole in zip(names, (plan.samples & ~plan.is_decode).tolist(), strict=True) if whole]
-        requests = [ended.get(name) or self._requests[self._handles[name]] for name in done]
+    def _call_kv_hooks(self, plan: _C.StepPlan, names: list[str | None], finished: list[Request]) -> None:
+        ended = {request.request_id: request for request in finished}
+        whole = (plan.samples & ~plan.is_decode).tolist()
+        done = [name for name, is_whole in zip(names, whole, strict=True) if is_whole and name is not None]
+        requests = [ended.get(name) or self._requests[name] for name in done]
         prompts = [
-            output_processor.full_output(request, reasons.get(request.request_id))
+            output_processor.full_output(request)
             for request in requests
-            if len(request.token_ids) == 1  # none: it failed; more: it was preempted and recomputed
+            if len(request.samples[0].token_ids) == 1  # none: it failed; more: it was preempted and recomputed
         ]
         self._kv_hooks.committed(plan, names, list(ended), prompts)
 
-    def _has_ended(self, request: Request) -> bool:
-        return SequenceState(self.scheduler.state(request.handle)).is_finished
+    def _take_finished(self) -> list[Request]:
+        """Settle what has ended and build outputs; terminal ones exactly once per request.
 
-    def _take_finished(self) -> list[tuple[Request, RequestOutput]]:
-        """Terminal outputs, each request's exactly once; what they held is released at the next step."""
-        for handle, reason in self.scheduler.take_finished():
-            request = self._requests.pop(handle)
-            self._scoring.forget(request)
-            del self._handles[request.request_id]
-            self._ended.append((request, cast("FinishReason", reason)))
-            if self.hooks.finalize_seq is not None:
-                self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
-        if self._ended:
+        Returns the requests whose first sample ended. What samples held is released at the next step.
+        """
+        first_ended: list[Request] = []
+        events = self.scheduler.take_finished()
+        for handle, reason in events:
+            sample = self._samples.pop(handle)
+            request = sample.request
+            output_processor.finish(sample, cast("FinishReason", reason))
+            if request.stream:
+                self._has_news[request.request_id] = request
+            if sample.index == 0:
+                first_ended.append(request)
+                if self.hooks.finalize_seq is not None:
+                    self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
+            if request.finished:
+                self._scoring.forget(request)
+                del self._requests[request.request_id]
+                self._ended.append(request)
+        if events:
             self._deferred.defer(self.scheduler.release_deferred)
-        finished = []
+        self._collect_streamed()
         while self._ended:
-            request, reason = self._ended.popleft()
-            output = self._final_output(request, reason)
-            finished.append((request, output))
-            self._fresh.append(output)
+            request = self._ended.popleft()
+            self.stats.finished(request.metrics, max(len(sample.token_ids) for sample in request.samples))
+            self._fresh.append(self._final_output(request))
             if self.hooks.on_request_finished is not None:
-                self._unannounced.append(output_processor.full_output(request, output.outputs[0].finish_reason))
+                self._unannounced.append(output_processor.full_output(request))
             if request.error is not None and self.hooks.on_error is not None:
                 self.hooks.on_error(request.request_id, GenerationError(request.error))
-        return finished
+        return first_ended
 
-    def _final_output(self, request: Request, reason: FinishReason) -> RequestOutput:
-        reason = output_processor.finish(request, reason)
-        self.stats.finished(request.metrics, len(request.token_ids))
+    def _collect_streamed(self) -> None:
+        has_news, self._has_news = self._has_news, {}
+        for request in has_news.values():
+            if not request.finished:
+                output = output_processor.new_output(request)
+                if output is not None:
+                    self._fresh.append(output)
+
+    def _final_output(self, request: Request) -> RequestOutput:
         if not request.stream:
-            return output_processor.full_output(request, reason)
-        output = output_processor.new_output(request, reason)
+            return output_processor.full_output(request)
+        output = output_processor.new_output(request)
         assert output is not None, "the last output of a stream is always reported"
         return output
 
@@ -364,7 +364,7 @@ class LLMEngine:
     def _end_with_error(self, plan: _C.StepPlan, error: BaseException) -> None:
         why = ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         for handle in plan.handles.tolist():
-            self._requests[handle].error = f"the step it was in failed: {why}"
+            self._samples[handle].error = f"the step it was in failed: {why}"
             self.scheduler.finish(handle, "error")
 
     def _report_failure(self, error: BaseException) -> None:

@@ -9,31 +9,32 @@ from typing import TYPE_CHECKING
 from deepinfer_core.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 
 if TYPE_CHECKING:
-    from deepinfer_core.engine.request import Request
+    from deepinfer_core.engine.request import Request, Sample
     from deepinfer_core.interfaces.sampler import SamplerOutput
     from deepinfer_core.outputs import FinishReason
     from deepinfer_core.tokenizer import Tokenizer
 
 
-def append_token(request: Request, token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> bool:
-    """Record a drawn token (row ``row`` of ``sampled``); True if a stop string has ended the request."""
-    now = time.monotonic()
+def append_token(sample: Sample, token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> bool:
+    """Record a drawn token (row ``row`` of ``sampled``); True if a stop string has ended the sample."""
+    request, now = sample.request, time.monotonic()
     request.metrics.first_token_time = request.metrics.first_token_time or now
     request.metrics.last_token_time = now
-    request.token_ids.append(token)
-    request.sampling.advance(token)
+    sample.token_ids.append(token)
+    sample.sampling.advance(token)
     if request.params.logprobs is not None:
-        request.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
-        request.cumulative_logprob += float(sampled.logprobs[row])
-    if request.detokenizer is None or _is_silent_stop(request, token):
+        sample.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
+        sample.cumulative_logprob += float(sampled.logprobs[row])
+    if sample.detokenizer is None or _is_silent_stop(sample, token):
         return False
-    return request.detokenizer.append(token)
+    return sample.detokenizer.append(token)
 
 
-def _is_silent_stop(request: Request, token: int) -> bool:
-    """Whether the token ends the request by its id, and leaves no text."""
-    ends = token in request.stop_ids and len(request.token_ids) > request.params.tokens_before_stop
-    return ends and not request.params.include_stop_str_in_output
+def _is_silent_stop(sample: Sample, token: int) -> bool:
+    """Whether the token ends the sample by its id, and leaves no text."""
+    params = sample.request.params
+    ends = token in sample.request.stop_ids and len(sample.token_ids) > params.tokens_before_stop
+    return ends and not params.include_stop_str_in_output
 
 
 def position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> PositionLogprobs:
@@ -55,58 +56,71 @@ def position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: T
     return found
 
 
-def finish(request: Request, reason: FinishReason) -> FinishReason:
-    """Close the text and settle why the request stopped; a stop string wins over a limit met by the same token."""
-    request.metrics.finished_time = time.monotonic()
-    if request.detokenizer is not None:
-        request.detokenizer.finish()
-        request.stop_reason = request.detokenizer.stop_reason
-    if request.stop_reason is not None and reason == "length":
+def finish(sample: Sample, reason: FinishReason) -> None:
+    """Close the text and settle why the sample ended; a stop string wins over a limit met by the same token."""
+    request = sample.request
+    if sample.detokenizer is not None:
+        sample.detokenizer.finish()
+        sample.stop_reason = sample.detokenizer.stop_reason
+    if sample.stop_reason is not None and reason == "length":
         reason = "stop"
     if reason == "abort":
-        request.error = None
-    elif request.error is not None:
+        sample.error = None
+    elif sample.error is not None:
         reason = "error"
-    last = request.token_ids[-1] if request.token_ids else None
-    if reason == "stop" and request.stop_reason is None and last in request.params.stop_token_ids:
-        request.stop_reason = last
-    return reason
+    last = sample.token_ids[-1] if sample.token_ids else None
+    if reason == "stop" and sample.stop_reason is None and last in request.params.stop_token_ids:
+        sample.stop_reason = last
+    sample.finish_reason = reason
+    if request.finished:
+        request.metrics.finished_time = time.monotonic()
 
 
-def full_output(request: Request, reason: FinishReason | None) -> RequestOutput:
+def full_output(request: Request) -> RequestOutput:
     """Everything the request has so far."""
-    text = "" if request.detokenizer is None else request.detokenizer.text
-    return _output(request, text, 0, reason)
+    texts = ["" if sample.detokenizer is None else sample.detokenizer.text for sample in request.samples]
+    completions = [_completion(sample, text, 0) for sample, text in zip(request.samples, texts, strict=True)]
+    return _output(request, completions)
 
 
-def new_output(request: Request, reason: FinishReason | None) -> RequestOutput | None:
-    """What is new since the last call, or None if nothing is and the request goes on."""
-    text = "" if request.detokenizer is None else request.detokenizer.take()
-    begin, request.reported_tokens = request.reported_tokens, len(request.token_ids)
-    if not text and reason is None and (request.detokenizer is not None or begin == request.reported_tokens):
-        request.reported_tokens = begin
+def new_output(request: Request) -> RequestOutput | None:
+    """What is new since the last call, of those samples that have something new; None if none has."""
+    pieces = [piece for sample in request.samples if (piece := _new_piece(sample)) is not None]
+    return _output(request, pieces) if pieces else None
+
+
+def _new_piece(sample: Sample) -> CompletionOutput | None:
+    if sample.reported_end:
         return None
-    return _output(request, text, begin, reason)
+    text = "" if sample.detokenizer is None else sample.detokenizer.take()
+    begin, end = sample.reported_tokens, len(sample.token_ids)
+    if not text and sample.finish_reason is None and (sample.detokenizer is not None or begin == end):
+        return None
+    sample.reported_tokens, sample.reported_end = end, sample.finish_reason is not None
+    return _completion(sample, text, begin)
 
 
-def _output(request: Request, text: str, begin: int, reason: FinishReason | None) -> RequestOutput:
-    has_logprobs = request.params.logprobs is not None
-    completion = CompletionOutput(
-        index=0,
+def _completion(sample: Sample, text: str, begin: int) -> CompletionOutput:
+    has_logprobs = sample.request.params.logprobs is not None
+    return CompletionOutput(
+        index=sample.index,
         text=text,
-        token_ids=request.token_ids[begin:],
-        cumulative_logprob=request.cumulative_logprob if has_logprobs else None,
-        logprobs=request.logprobs[begin:] if has_logprobs else None,
-        finish_reason=reason,
-        stop_reason=request.stop_reason,
+        token_ids=sample.token_ids[begin:],
+        cumulative_logprob=sample.cumulative_logprob if has_logprobs else None,
+        logprobs=sample.logprobs[begin:] if has_logprobs else None,
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
     )
+
+
+def _output(request: Request, completions: list[CompletionOutput]) -> RequestOutput:
     return RequestOutput(
         request.request_id,
         request.prompt,
         request.prompt_token_ids,
-        [completion],
-        finished=reason is not None,
+        completions,
+        finished=request.finished,
         metrics=request.metrics,
         prompt_logprobs=request.prompt_logprobs,
-        error=request.error,
+        error=request.error if request.finished else None,
     )

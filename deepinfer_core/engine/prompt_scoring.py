@@ -20,12 +20,13 @@ class PromptScoring:
     """The requests whose prompts still have tokens to score. A step without any costs one test.
 
     The row of position p tells how likely the token at p + 1 is. Each row is scored once: what is computed
-    again after a preemption is passed over.
+    again, after a preemption or by another sample of the request, is passed over.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._open: dict[int, Request] = {}
+        """By the handles of their samples: whichever computes the prompt."""
         self._in_step: list[tuple[Request, int]] = []
         """Whose rows :meth:`rows` asked for last, and how many."""
 
@@ -34,11 +35,12 @@ class PromptScoring:
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
             if len(request.prompt_token_ids) > 1:
-                self._open[request.handle] = request
+                self._open |= {sample.handle: request for sample in request.samples}
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
-        self._open.pop(request.handle, None)
+        """Nothing is left to score, or the request has ended."""
+        for sample in request.samples:
+            self._open.pop(sample.handle, None)
 
     def rows(self, plan: StepPlan) -> PromptRows | None:
         """The plan's rows to score."""
@@ -73,7 +75,8 @@ class PromptScoring:
                 token = int(scored.token_ids[place])
                 if token < 0:
                     at = len(request.prompt_logprobs)
-                    request.error = f"prompt token {at} has no log-probability: a logit before it is NaN or +inf"
+                    for sample in request.samples:
+                        sample.error = f"prompt token {at} has no log-probability: a logit before it is NaN or +inf"
                     failed.append(request)
                     break
                 request.prompt_logprobs.append(position_logprobs(token, scored, place, self._tokenizer))

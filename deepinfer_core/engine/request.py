@@ -15,7 +15,7 @@ from deepinfer_core.errors import RequestError, nearest
 
 if TYPE_CHECKING:
     from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
-    from deepinfer_core.outputs import Logprob, PositionLogprobs, RequestMetrics
+    from deepinfer_core.outputs import FinishReason, PositionLogprobs, RequestMetrics
     from deepinfer_core.sampling import SamplingState
     from deepinfer_core.sampling_params import SamplingParams
     from deepinfer_core.tokenizer import Tokenizer
@@ -30,31 +30,56 @@ _CHAT_KEYS = ("messages", "add_generation_prompt")
 
 @attrs.define(eq=False)
 class Request:
-    """A request from its acceptance to its last output."""
+    """A request from its acceptance to its last output: a prompt, and the samples that complete it."""
 
     request_id: str
-    handle: int
-    """The scheduler's number for it."""
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    sampling: SamplingState
-    """How its next token is drawn."""
     stop_ids: tuple[int, ...]
-    """Token ids that end it: end-of-sequence ids unless ignored, and its own."""
-    detokenizer: IncrementalDetokenizer | None
-    """None where there is no tokenizer: outputs then have ids but no text."""
+    """Token ids that end a sample: end-of-sequence ids unless ignored, and the request's own."""
     metrics: RequestMetrics
     stream: bool
     """Whether each step's output is reported, or only the last."""
-    text: str = ""
-    token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[dict[int, Logprob]] = attrs.field(factory=list)
-    cumulative_logprob: float = 0.0
+    samples: list[Sample] = attrs.field(factory=list)
+    """``params.n`` completions, by index."""
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """As far as the prompt is computed; None where not asked for."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    @property
+    def error(self) -> str | None:
+        """Why samples failed; None if none did."""
+        failures = {sample.index: sample.error for sample in self.samples if sample.error is not None}
+        if len(failures) == len(self.samples) and len(set(failures.values())) == 1:
+            return failures[0]
+        return "; ".join(f"sample {index}: {error}" for index, error in failures.items()) or None
+
+
+@attrs.define(eq=False)
+class Sample:
+    """One completion of a request; to the scheduler a sequence of its own."""
+
+    request: Request
+    index: int
+    handle: int
+    """The scheduler's number for it."""
+    sampling: SamplingState
+    """How its next token is drawn."""
+    detokenizer: IncrementalDetokenizer | None
+    """None where there is no tokenizer: outputs then have ids but no text."""
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[PositionLogprobs] = attrs.field(factory=list)
+    cumulative_logprob: float = 0.0
     reported_tokens: int = 0
     """Output tokens that streamed outputs have shown."""
+    reported_end: bool = False
+    """Whether a streamed output has shown its finish reason."""
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
 

@@ -206,7 +206,7 @@ def test_a_prompt_is_handed_over_once_even_if_it_is_preempted() -> None:
 # -- interrupts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["_note_schedule", "_sampling_rows", "_append_tokens", "_collect_streamed"])
+@pytest.mark.parametrize("method", ["_note_schedule", "_sampling_rows", "_append_tokens"])
 def test_an_interrupt_anywhere_in_a_step_harms_no_later_one(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -276,5 +276,6 @@ def test_sizes_that_do_not_exist_are_refused(arguments: dict[str, Any], words: s
 def test_an_engine_does_not_grow_with_the_requests_it_has_served(llm: LLM) -> None:
     tokens(llm, [[n % 500] for n in range(300)], ONE)
     engine = llm.engine
-    held = (engine._requests, engine._handles, engine._ended, engine._fresh, engine._ready, llm._results)
+    held = [engine._requests, engine._samples, engine._has_news, engine._ended, engine._fresh, engine._ready]
+    held += [llm._results, engine._scoring._open]
     assert [len(each) for each in held] == [0] * len(held)
