@@ -24,6 +24,8 @@ class RequestView:
     handle: its number, ascending in order of arrival.
     num_prompt_tokens, num_output_tokens: tokens it has.
     num_computed: tokens whose KV is in the cache; 0 while it waits.
+    is_decoding: whether it has all of its KV but the newest token's, and gets one row a step; else it prefills, also
+        when it computes again what a preemption took.
     max_length: tokens, prompt and output, at which it ends at the latest.
     num_pages: pages it holds.
     num_preemptions: how often it lost its pages.
@@ -34,6 +36,7 @@ class RequestView:
     num_prompt_tokens: int
     num_output_tokens: int = 0
     num_computed: int = 0
+    is_decoding: bool = False
     max_length: int = 0
     num_pages: int = 0
     num_preemptions: int = 0
@@ -46,13 +49,8 @@ class RequestView:
 
     @property
     def num_missing(self) -> int:
-        """Tokens still to be computed; 1 while it decodes."""
+        """Tokens still to be computed."""
         return self.num_tokens - self.num_computed
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether it has output and lacks the KV of its newest token only."""
-        return self.num_output_tokens > 0 and self.num_missing == 1
 
 
 @attrs.frozen(slots=True)
@@ -88,9 +86,9 @@ class SchedulerDecision:
 
     admission: waiting requests in the order in which they are admitted, until one does not fit. Those left out
         wait for this step.
-    prefill: the running requests that lack more than one token, each once, in the order in which they get rows.
+    prefill: the running requests that do not decode, each once, in the order in which they get rows.
     eviction: running requests in the order in which they lose their pages, if a running one needs some and none is
-        free. Those left out keep theirs; with nobody left to evict, the one in need waits.
+        free. Those left out keep theirs, and the one in need waits, unless nobody at all could run then.
     max_prefill_tokens: rows of this step that may go to prompts; None: all that decoding leaves over.
     """
 

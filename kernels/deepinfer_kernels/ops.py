@@ -34,6 +34,11 @@ class KernelFamily:
     def __repr__(self) -> str:
         return f"KernelFamily({self.name!r})"
 
+    def examples(self, seed: int = 0) -> list[Any]:
+        """Calls of every op with small random arguments: :class:`deepinfer_kernels.examples.Example`."""
+        found: list[Any] = importlib.import_module("deepinfer_kernels.examples").examples(seed)
+        return found
+
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_"):
             raise AttributeError(op)
