@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "data" / "v41-tiny-bf16"
 PROJECTS = sorted(path.parent for path in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"))
 NAMES = [path.name for path in PROJECTS]
+METADATA = {path.name: tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in PROJECTS}
 
 PROMPTS = ["Hello", [11] * 40 + [7, 11]]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -110,7 +111,7 @@ def story(environment: Environment) -> dict[str, Any]:
     story["own tests"] = environment.run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT, *(path / "tests" for path in PROJECTS)
     )
-    environment.pip("uninstall", "--yes", *(f"deepinfer-{name}" for name in NAMES))
+    environment.pip("uninstall", "--yes", *(METADATA[name]["name"] for name in NAMES))
     story |= {"states after": environment.states(), "after": environment.generate(plain)["plain"]}
     return story
 
@@ -164,10 +165,9 @@ def test_their_own_tests_pass(story: dict[str, Any]) -> None:
 def test_each_is_a_whole_distribution(path: Path) -> None:
     """Named as its folder, described, tested, and in the list of examples."""
     package = path / f"deepinfer_{path.name.replace('-', '_')}"
-    project = tomllib.loads((path / "pyproject.toml").read_text())["project"]
     manifest = tomllib.loads((package / "deepinfer_plugin.toml").read_text())
-    assert project["name"] == f"deepinfer-{path.name}" and manifest["name"] == path.name
-    assert project["entry-points"]["deepinfer.plugins"] == {path.name: package.name}
+    assert manifest["name"] == path.name and manifest["summary"]
+    assert METADATA[path.name]["entry-points"]["deepinfer.plugins"] == {path.name: package.name}
     assert (package / "py.typed").is_file() and (path / "README.md").is_file()
     assert list((path / "tests").glob("test_*.py"))
     assert f"](plugins/{path.name})" in (ROOT / "examples" / "README.md").read_text()

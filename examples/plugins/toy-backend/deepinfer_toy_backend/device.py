@@ -29,15 +29,17 @@ class ToyTensor(Tensor):
         strides, offset = host.stride(), host.storage_offset()
         with torch.inference_mode(False):  # views of what was made outside of inference mode have to be so too
             made: ToyTensor = Tensor._make_wrapper_subclass(
-                cls, host.shape, strides=strides, storage_offset=offset, dtype=host.dtype, device=NAME
+                cls, host.shape, strides=strides, storage_offset=offset, dtype=host.dtype, device=torch.device(NAME, 0)
             )
         made.host = host
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub is of a plain function
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         result = func.decompose(*args, **kwargs)  # what is made of other operations comes back as those
         if result is not NotImplemented:
@@ -53,7 +55,7 @@ class ToyTensor(Tensor):
         """The values, copied to the host."""
         return self.host.tolist()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{self.host!r} on {self.device}"
 
 
@@ -103,7 +105,7 @@ def device() -> torch.device:
     _library().impl("empty.memory_format", partial(_allocate, torch.empty), "PrivateUse1")
     _library().impl("empty_strided", partial(_allocate, torch.empty_strided), "PrivateUse1")
     _library().impl("_copy_from", _copy_from, "PrivateUse1")
-    return torch.device(NAME)
+    return torch.device(NAME, 0)
 
 
 @cache

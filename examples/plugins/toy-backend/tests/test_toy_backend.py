@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from deepinfer_toy_backend.backend import ToyBackend
 from deepinfer_toy_backend.device import ToyTensor, device
 
 from deepinfer_core import LLM, SamplingParams
-from deepinfer_core.interfaces.backend import Backend
+from deepinfer_core.testing import BackendSuite
 
 DATA = Path(__file__).parents[4] / "tests" / "data"
 PROMPTS = [[0, 72, 338, 11, 11, 90] * 30, [0, 5], "The lamp is lit."]
@@ -20,6 +19,11 @@ PARAMS = [
     SamplingParams(temperature=0.9, top_p=0.8, seed=3, max_tokens=8, logprobs=1, repetition_penalty=1.2),
     SamplingParams(temperature=1, seed=4, max_tokens=8, banned_token_ids=[3]),
 ]
+
+
+class TestConformance(BackendSuite):
+    plugin = "toy-backend"
+    component_name = "toy"
 
 
 def outputs(model: Path, **options: Any) -> list[Any]:
@@ -42,12 +46,6 @@ def test_the_model_and_its_caches_are_on_the_device_and_its_ops_ran_there() -> N
         assert tensors and {tensor.device.type for tensor in tensors} == {"toy"}
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_tqdm=False)
         assert {"linear", "sparse_attention", "moe_experts"} <= set(worker.backend.kernels.calls)
-
-
-def test_it_is_a_backend() -> None:
-    assert isinstance(ToyBackend(), Backend)
-    free, total = ToyBackend().memory_info()
-    assert 0 < free <= total
 
 
 def test_tensors_move_by_copies_only() -> None:
