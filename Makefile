@@ -2,7 +2,7 @@
 PYTHON ?= python
 PROJECTS := . ./kernels ./backends/cpu ./plugins/deepseek ./plugins/dflash
 
-.PHONY: install test lint format stubs wheels clean
+.PHONY: install test lint format stubs reference wheels clean
 
 install:  ## everything, editable, with the tools for working on it
 	$(PYTHON) -m pip install -r requirements.txt -r requirements-dev.txt
@@ -15,6 +15,7 @@ lint:
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) tools/stubs.py --check
+	$(PYTHON) tools/reference.py --check
 
 format:
 	$(PYTHON) -m ruff check --fix .
@@ -22,6 +23,9 @@ format:
 
 stubs:  ## regenerate deepinfer_core/_C.pyi from the built module
 	$(PYTHON) tools/stubs.py
+
+reference:  ## regenerate docs/reference from the seams' source
+	$(PYTHON) tools/reference.py
 
 wheels:  ## one wheel per distribution, in dist/
 	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist $(PROJECTS)

@@ -7,6 +7,10 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+#: What the core and native code of plugins agree on beyond Python: the attribute ``DEEPINFER_ABI`` of an extension.
+#: It moves when structures or pointers that cross between them change their meaning.
+NATIVE_ABI: Final = "deepinfer-1"
+
 SeamKind = Literal["exclusive", "chained", "collected", "registry", "modality"]
 Role = Literal["driver", "worker"]
 

@@ -12,7 +12,7 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import importlib_metadata
 from attrs import evolve, frozen
@@ -68,8 +68,7 @@ def builtin() -> PluginRecord:
 
 
 def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
-    dist = point.dist
-    record = PluginRecord(point.name, _text(dist, "name"), _text(dist, "version"), point.value)
+    record = PluginRecord(point.name, *_identity(cast("importlib_metadata.Distribution", point.dist)), point.value)
     try:
         path = _manifest_path(point.value)
         record = evolve(record, folder=path.parent)
@@ -84,11 +83,15 @@ def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
     return evolve(record, manifest=manifest, state="incompatible" if reason else "available", reason=reason or "")
 
 
-def _text(dist: object, attribute: str) -> str:
+def _identity(dist: importlib_metadata.Distribution) -> tuple[str, str]:
+    """Name and version of a distribution. Its metadata are read once and only as far as these."""
     try:
-        return str(getattr(dist, attribute))
+        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+        head = text.partition("\n\n")[0].splitlines()
+        fields = dict(line.split(": ", 1) for line in head if line.startswith(("Name: ", "Version: ")))
+        return fields["Name"].strip(), fields["Version"].strip()
     except Exception:  # damaged metadata
-        return "unknown"
+        return "unknown", "unknown"
 
 
 def _manifest_path(package: str) -> Path:

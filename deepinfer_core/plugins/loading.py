@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_core.interfaces.seams import SEAMS
+from deepinfer_core.interfaces.seams import NATIVE_ABI, SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.probe import load_object
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def load(component: Component, record: PluginRecord, source: Source, configuration: Configuration) -> Any:
     """Import a component's object; a class is called, with its configuration if it has one. Raises PluginError."""
+    _check_native(record, source)
     found = import_object(component.object, record, source)
     config_class = import_object(component.config, record, source) if component.config else None
     if isinstance(found, type):
@@ -26,6 +28,17 @@ def load(component: Component, record: PluginRecord, source: Source, configurati
         cause = f"{component.object} must be a class to be configured, got {type(found).__name__}"
         raise failure("configure", cause, record, source)
     return found
+
+
+def _check_native(record: PluginRecord, source: Source) -> None:
+    for module in record.manifest.native if record.manifest else ():
+        try:
+            tag = getattr(importlib.import_module(module), "DEEPINFER_ABI", None)
+        except (Exception, SystemExit) as error:
+            raise failure("import", error, record, source) from error
+        if tag != NATIVE_ABI:
+            cause = f"{module} has the ABI tag {tag!r}, this core needs {NATIVE_ABI!r}; rebuild the plugin"
+            raise failure("import", cause, record, source)
 
 
 def import_object(path: str, record: PluginRecord, source: Source) -> Any:
@@ -70,7 +83,7 @@ def check_protocol(selected: Selected) -> None:
 
 def missing_members(instance: object, protocol: str) -> list[str]:
     """Names that a protocol, given as ``"module:Protocol"``, declares and ``instance`` lacks."""
-    return [name for name in _members(load_object(protocol)) if not _has(instance, name)]
+    return [name for name in protocol_members(load_object(protocol)) if not _has(instance, name)]
 
 
 def _has(instance: object, name: str) -> bool:
@@ -79,7 +92,7 @@ def _has(instance: object, name: str) -> bool:
     return inspect.getattr_static(instance, name, absent) is not absent or hasattr(instance, name)
 
 
-def _members(protocol: Any) -> list[str]:
+def protocol_members(protocol: Any) -> list[str]:
     """Public attributes and methods a Protocol class declares, bases included, in order."""
     classes = [cls for cls in reversed(protocol.__mro__) if getattr(cls, "_is_protocol", False)]
     names = [name for cls in classes for name in [*getattr(cls, "__annotations__", {}), *vars(cls)]]

@@ -208,7 +208,7 @@ class PluginManager:
         return names
 
     def _check_configuration(self) -> None:
-        loaded: dict[str, bool] = {}
+        loaded = {plugin: False for _, plugin, _, _ in self._dropped}
         for s in self._selected:
             loaded[s.record.name] = loaded.get(s.record.name, True) and s.is_loaded
         self._configuration.check_taken(loaded)

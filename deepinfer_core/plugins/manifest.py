@@ -4,6 +4,7 @@
 
     name = "deepseek"          # the name of the entry point
     api = ">=1.0,<2"           # seam versions it was written for
+    native = ["package._ext"]  # optional, extension modules that use the core's native interface
 
     [[component]]
     seam = "model"
@@ -38,6 +39,8 @@ ROLES: Final = ("driver", "worker")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 class ManifestError(PluginError):
@@ -165,6 +168,7 @@ class Manifest:
     api: str = field()
     components: tuple[Component, ...] = field()
     summary: str = ""
+    native: tuple[str, ...] = field(default=())
 
     @name.validator
     def _check_name(self, _: Any, value: str) -> None:
@@ -173,6 +177,11 @@ class Manifest:
     @api.validator
     def _check_api(self, _: Any, value: str) -> None:
         _bounds(value)
+
+    @native.validator
+    def _check_native(self, _: Any, value: tuple[str, ...]) -> None:
+        for module in value:
+            _require(_MODULE.fullmatch(module), "native", module, "the name of a module")
 
     @components.validator
     def _check_components(self, _: Any, value: tuple[Component, ...]) -> None:
@@ -218,7 +227,7 @@ def parse_manifest(data: Mapping[str, Any]) -> Manifest:
 
 
 _TEXT = ("name", "api", "summary", "seam", "object", "config", "probe")
-_LISTS = ("roles", "before", "after", "requires", "conflicts")
+_LISTS = ("native", "roles", "before", "after", "requires", "conflicts")
 
 
 def _build(cls: type[Any], table: Mapping[str, Any], where: str) -> Any:

@@ -11,6 +11,7 @@ from deepinfer_core.interfaces.cache import PAGE_TOKENS
 from deepinfer_core.interfaces.model import ModelContext
 from deepinfer_core.model_loader import CheckpointIndex, HFConfig, load_weights
 from deepinfer_core.model_loader.tied import warn_if_different
+from deepinfer_core.sampling.checked import checked
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
 from deepinfer_core.worker.kernels import model_kernels
@@ -47,7 +48,7 @@ class Worker:
             self.arch_config.max_position_embeddings, (caches.num_pages - 1) * PAGE_TOKENS
         )
         """Longest sequence in tokens that the model and the cache allow."""
-        sampler = with_processors(manager.component("sampler"), manager.named("logits_processor"))
+        sampler = with_processors(checked(manager.component("sampler")), manager.named("logits_processor"))
         self.runner = ModelRunner(model, caches, sampler, self.backend.device)
 
     def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:

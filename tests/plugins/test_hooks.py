@@ -145,21 +145,6 @@ def test_an_exception_carries_the_plugins_name() -> None:
     assert caught.value.__notes__ == ["in hook 'finalize_seq' of plugin 'store.mirror'"]
 
 
-def test_calls_of_bound_hooks_do_not_pass_through_pluggy(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks = bind_hooks([("a", collector(1))])
-    calls: list[str] = []
-    call = pluggy.HookCaller.__call__
-
-    def counted(self: pluggy.HookCaller, **arguments: object) -> object:
-        calls.append(self.name)
-        return call(self, **arguments)
-
-    monkeypatch.setattr(pluggy.HookCaller, "__call__", counted)  # pytest's own hooks pass here as well
-    assert hooks.finalize_seq is not None
-    assert hooks.finalize_seq("r") == [1]
-    assert "finalize_seq" not in calls
-
-
 def test_a_hook_without_its_mark_or_with_unknown_arguments_is_refused() -> None:
     class Unmarked:
         @hookimpl
