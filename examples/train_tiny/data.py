@@ -3,7 +3,7 @@
     python -m train_tiny.data --work WORK [--source jargon.txt.gz]
 
 The source is ``jargon.txt.gz`` of Debian's package jargon-text, at ``/usr/share/doc/jargon-text`` once installed.
-Writes ``train.txt``, ``heldout.txt``, ``chat.json`` and the tokenizer to the folder WORK.
+Writes ``train.txt``, ``heldout.txt``, ``chat.json``, ``focus.json`` and the tokenizer to the folder WORK.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ SOURCE = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
 #: One lexicon entry in this many is held out.
 HELD_OUT_EVERY = 50
 SEPARATOR = "\n\n\n"
+#: Entries that later epochs dwell on, one name per line: a small model remembers what it reads a hundred times.
+FOCUS = Path(__file__).with_name("focus.txt")
+FOCUS_FROM_EPOCH, FOCUS_REPEATS, FOCUS_OTHERS = 18, 3, 0.25
 #: Ways to ask for an entry, taken in turn.
 QUESTIONS = ("What is {}?", "What does {} mean?", "Tell me about {}.")
 CHAT_TEMPLATE = (
@@ -37,6 +40,12 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
 )
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "—": "-", "–": "-", "\u00a0": " ", "…": "..."})
+_DEFINITION = re.compile(
+    r"(?:\[[^]]*\] *|\([^)]*\) *|\d+\. *|(?:n|v|vt|vi|adj|interj)\.,? *)*(A|An|The|One|Any|Any of) ([a-zA-Z].*)"
+)
+_SENTENCE = re.compile(
+    r"(?:(?!\b(?:that|which|who|whose|where|wherein|when)\b|[,;:.(]).)*\b(?:is|was|were|are|appears|reads)\b"
+)
 _HEADWORD = re.compile(r"^   :(.+?):(?: |$)")
 
 
@@ -89,10 +98,39 @@ def chat_pairs(items: list[tuple[str, list[str]]]) -> list[tuple[str, str]]:
     """A question and the entry's first words of explanation."""
     pairs = []
     for number, (name, texts) in enumerate(items):
-        body = [text for text in texts[1:] if not text.startswith("[")] or texts[1:]
-        if body:
-            pairs.append((QUESTIONS[number % len(QUESTIONS)].format(name), _opening(body[0])))
+        if len(texts) > 1:
+            pairs.append((QUESTIONS[number % len(QUESTIONS)].format(name), _answer(texts)))
     return pairs
+
+
+def _answer(texts: list[str]) -> str:
+    body = [text for text in texts[1:] if not text.startswith("[")] or texts[1:]
+    return _opening(body[0])
+
+
+def statement(name: str, texts: list[str]) -> str | None:
+    """``hacker``, ``1. A person who …`` → ``A hacker is a person who …``; None where the entry starts otherwise."""
+    for text in texts[1:3]:
+        found = _DEFINITION.match(text)
+        # A whole sentence, not a definition.
+        if found is None or _SENTENCE.match(found[2][:80]):
+            continue
+        article = "The" if found[1] == "The" else "An" if name[0] in "aeio" else "A"
+        subject = name if name[0].isupper() else f"{article} {name}"
+        return f"{subject} is {found[1].lower()} {found[2]}"
+    return None
+
+
+def focus_documents(items: list[tuple[str, list[str]]]) -> list[list[str]]:
+    """Documents of the entries to dwell on: ``[text]``, or ``[question, answer]``."""
+    named = dict(items)
+    documents = []
+    for name in FOCUS.read_text().splitlines():
+        texts = named[name]
+        documents += [["\n\n".join(texts)], *([question.format(name), _answer(texts)] for question in QUESTIONS)]
+        stated = statement(name, texts)
+        documents += [[stated]] if stated else []
+    return documents
 
 
 def _opening(text: str, enough: int = 120) -> str:
@@ -147,9 +185,11 @@ class Streams:
         text = (work / "train.txt").read_text()
         self.text = self.encode(text)
         self._documents = [np.asarray([BOS, *self.encode(d), EOS]) for d in text.split(SEPARATOR)]
-        for question, answer in json.loads((work / "chat.json").read_text()):
-            chat = [BOS, USER, *self.encode(question), ASSISTANT, *self.encode(answer), EOS]
-            self._documents.append(np.asarray(chat))
+        self._documents += [self._chat(*pair) for pair in json.loads((work / "chat.json").read_text())]
+        self._focus = [
+            np.asarray([BOS, *self.encode(document[0]), EOS]) if len(document) == 1 else self._chat(*document)
+            for document in json.loads((work / "focus.json").read_text())
+        ]
         newline = [token for token in range(TEXT["vocab_size"]) if self._tokenizer.decode([token]).endswith("\n")]
         self._newline = np.zeros(TEXT["vocab_size"], bool)
         self._newline[newline] = True
@@ -158,13 +198,21 @@ class Streams:
         """Token ids without special ones."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def _chat(self, question: str, answer: str) -> np.ndarray:
+        return np.asarray([BOS, USER, *self.encode(question), ASSISTANT, *self.encode(answer), EOS])
+
     def epoch(self, number: int, length: int) -> np.ndarray:
-        """``[windows, length + 1]`` of one pass: even passes read the file, odd ones shuffled documents.
+        """``[windows, length + 1]`` of one pass: even passes read the file, odd ones shuffled documents, late ones the
+        documents to dwell on, and some others.
 
         A window starts with the begin token. Half of them are moved back to the start of a paragraph.
         """
         rng = np.random.default_rng(number)
-        if number % 2:
+        if number >= FOCUS_FROM_EPOCH:
+            others = rng.permutation(len(self._documents))[: int(FOCUS_OTHERS * len(self._documents))]
+            documents = [*self._focus * FOCUS_REPEATS, *(self._documents[i] for i in others)]
+            stream = np.concatenate([documents[i] for i in rng.permutation(len(documents))])
+        elif number % 2:
             stream = np.concatenate([self._documents[i] for i in rng.permutation(len(self._documents))])
         else:
             stream = np.asarray(self.text)
@@ -188,6 +236,7 @@ def prepare(source: Path, work: Path) -> None:
     (work / "train.txt").write_text(SEPARATOR.join(documents))
     (work / "heldout.txt").write_text(SEPARATOR.join("\n\n".join(texts) for _, texts in held))
     (work / "chat.json").write_text(json.dumps(chat_pairs(train)))
+    (work / "focus.json").write_text(json.dumps(focus_documents(train)))
     save_tokenizer(train_tokenizer(documents), work)
     size = len(Streams(work).text)
     print(f"{len(train)} entries and {len(documents) - len(train)} essays, {size} tokens; {len(held)} entries held out")

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from . import quant
 from .attention import Attention
-from .data import Streams
+from .data import FOCUS_FROM_EPOCH, Streams
 from .experts import MixtureOfExperts
 from .layers import Dense, HyperConnection, Norm, Numerics, collapse, expand, rotate
 from .model import TinyModel, compile_parts
@@ -240,7 +240,7 @@ def train(a: argparse.Namespace) -> None:
     if not a.no_compile:
         compile_parts()
         Stage.forward = torch.compile(Stage.forward, dynamic=False)  # type: ignore[method-assign]
-    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in (0, 1)])
+    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in (0, 1, FOCUS_FROM_EPOCH)])
     chosen = np.random.default_rng(SEED).permutation(len(windows))[: a.windows]
     bank = Bank(trunk, hashes, torch.from_numpy(windows[chosen, :-1].astype(np.int64)))
     checkpointed, progress = seconds, 0.0

@@ -1,6 +1,6 @@
 """Train the trunk. Resumes from WORK/trunk.pt if it is there.
 
-    python -m train_tiny.train --work WORK [--minutes 65] [--steps 2500] [--processes 2]
+    python -m train_tiny.train --work WORK [--minutes 76] [--steps 2500] [--processes 2]
 
 Stops at the step or minute that comes first; the rate's decay follows whichever is nearer its end. Appends to
 WORK/trunk.jsonl.
@@ -230,7 +230,7 @@ def _busiest(loads: list[Tensor]) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=65)
+    parser.add_argument("--minutes", type=float, default=76)
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="sequences per process and step")
