@@ -115,6 +115,20 @@ def test_chats_ask_for_an_entry_and_answer_with_its_explanation() -> None:
     assert pairs[1] == ("What does bar mean?", 'The "second" one.')
 
 
+@pytest.mark.parametrize(("name", "text", "stated"), [
+    ("hacker", "1. A person who codes. More.", "A hacker is a person who codes. More."),
+    ("glitch", "[from German] (rare) 2. n. An interruption.", "A glitch is an interruption."),
+    ("root", "The account that may do all.", "The root is the account that may do all."),
+    ("Unix", "An interactive system.", "Unix is an interactive system."),
+    ("ed", "The editor is here.", None),
+    ("grok", "To understand.", None),
+])  # fmt: skip
+def test_definitions_become_statements(name: str, text: str, stated: str | None) -> None:
+    from train_tiny import data
+
+    assert data.statement(name, [f"{name}: n.", text]) == stated
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder of two small documents."""
@@ -126,6 +140,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     (folder / "train.txt").write_text(data.SEPARATOR.join([text[:5000], text[5000:]]))
     (folder / "chat.json").write_text(json.dumps([["What is a licence?", "A permission."]]))
+    focus = [["A licence is a permission."], ["What is a licence?", "A permission."]]
+    (folder / "focus.json").write_text(json.dumps(focus))
     data.save_tokenizer(data.train_tokenizer([text], 512), folder)
     return folder
 
@@ -134,7 +150,7 @@ def test_epochs_are_repeatable_and_start_with_the_begin_token(work: Path) -> Non
     from train_tiny import data, settings
 
     streams = data.Streams(work)
-    for number in range(4):
+    for number in (*range(4), data.FOCUS_FROM_EPOCH):
         windows = streams.epoch(number, 64)
         assert windows.shape[1] == 65
         assert (windows[:, 0] == settings.BOS).all()
