@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockManager', 'CommitReport', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise']
+__all__: list[str] = ['BlockManager', 'CommitReport', 'DEEPINFER_ABI', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise']
 class Lease:
     """
     One reference to one block; given back by release() or destruction.
@@ -352,3 +352,4 @@ def uniform_noise(seed: typing.SupportsInt | typing.SupportsIndex, position: typ
     """
     The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position.
     """
+DEEPINFER_ABI: str = 'deepinfer-1'

@@ -27,9 +27,9 @@ def _names(text: str) -> list[str]:
     return [name for name in (part.strip() for part in text.split(",")) if name]
 
 
-def _plugins(value: Any) -> tuple[Any, ...]:
-    """Plugins as a tuple; a single text is a list of names, as on the command line."""
-    return tuple(_names(value) if isinstance(value, str) else value)
+def _plugins(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
+    """Plugins as a tuple; a single text is a list of names, as on the command line. A table stays one for now."""
+    return value if isinstance(value, Mapping) else tuple(_names(value) if isinstance(value, str) else value)
 
 
 def _plugin_config(value: Any) -> dict[str, Any]:
@@ -122,6 +122,15 @@ class EngineArgs:
     log_stats_interval: float = attrs.field(
         default=10.0, metadata=_flag("time between statistics lines", "SECONDS", read=float)
     )
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.plugins, Mapping):
+            tables = check_config(self.plugins)
+            both = sorted(tables.keys() & self.plugin_config.keys())
+            if both:
+                raise ConfigError(f"{both[0]!r} is configured by plugins and by plugin_config; keep one")
+            self.plugin_config = {**self.plugin_config, **tables}
+            self.plugins = tuple(tables)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineArgs:

@@ -35,7 +35,7 @@ class LLM:
 
     model: folder of a checkpoint in the published format, name of an installed one, or ``org/name`` on the
         Hugging Face hub.
-    plugins: names of installed plugins, objects or classes.
+    plugins: names of installed plugins, objects or classes; or a table of names with their configuration.
     engine_args: any field of :class:`deepinfer_core.arg_utils.EngineArgs`; an unknown one is refused.
 
     Raises ConfigError, CheckpointError or PluginError when it cannot start.
@@ -44,11 +44,15 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path = DEFAULT_MODEL, *, plugins: Iterable[object] = (), **engine_args: Any
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        plugins: Iterable[object] | Mapping[str, Any] = (),
+        **engine_args: Any,
     ) -> None:
         from deepinfer_core.engine.llm_engine import LLMEngine
 
-        args = EngineArgs.from_dict({"model": model, "plugins": tuple(plugins), **engine_args})
+        args = EngineArgs.from_dict({"model": model, "plugins": plugins, **engine_args})
         self.engine = LLMEngine(args.create_engine_config())
         self._lock = threading.RLock()
         """Held over a step and over what goes into or comes out of the engine. Re-entrant: an iterator that is

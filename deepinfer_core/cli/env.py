@@ -19,6 +19,7 @@ from deepinfer_core.cli.parser import add_config_argument
 from deepinfer_core.cli.plugins_list import plugin_rows
 from deepinfer_core.cli.tables import print_table
 from deepinfer_core.errors import ConfigError
+from deepinfer_core.plugins.settings import find_file, user_file
 
 _PACKAGES: Final = (
     "deepinfer-core", "deepinfer-kernels", "torch", "transformers", "tokenizers", "numpy", "pluggy", "attrs",
@@ -37,13 +38,14 @@ def run(args: argparse.Namespace) -> int:
     report = {
         "versions": _versions(),
         "platform": _platform(),
+        "settings": {"configuration_file": str(find_file(args.config) or f"none ({user_file()} does not exist)")},
         "variables": _variables(),
         "plugins": [attrs.asdict(row) for row in plugin_rows(args.config)],
     }
     if args.json:
         print(json.dumps(report, indent=2))
         return 0
-    for title in ("versions", "platform"):
+    for title in ("versions", "platform", "settings"):
         print(f"{title}:")
         for name, value in report[title].items():  # type: ignore[attr-defined]
             print(f"  {name}: {' '.join(value) if isinstance(value, list) else value}")

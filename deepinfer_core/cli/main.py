@@ -146,7 +146,10 @@ def _run_without_command(arguments: list[str], prog: str, description: str, know
 def _plugin_commands() -> Mapping[str, str]:
     from deepinfer_core.plugins import PluginManager
 
-    return PluginManager(environ={}).commands()
+    try:
+        return PluginManager().commands()
+    except DeepInferError:  # help comes whatever the settings are like
+        return PluginManager(environ={}).commands()
 
 
 def _refuse(name: str, error: DeepInferError) -> int:

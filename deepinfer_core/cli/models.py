@@ -8,8 +8,8 @@ import sys
 
 import attrs
 
+from deepinfer_core.cli.plugins_list import forgiving_manager
 from deepinfer_core.cli.tables import print_table
-from deepinfer_core.plugins import PluginManager
 from deepinfer_core.plugins.table import CheckpointRow
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    rows = PluginManager(environ={}).checkpoints()
+    rows = forgiving_manager().checkpoints()
     if args.json:
         print(json.dumps([attrs.asdict(row) for row in rows], indent=2))
         return 0

@@ -79,7 +79,10 @@ def test_plugins_import_kernels_and_public_modules_of_the_core(package: Path) ->
 
 LIGHT = (
     "deepinfer_core", "deepinfer_core._C", "deepinfer_core.arg_utils", "deepinfer_core.cli.chat",
-    "deepinfer_core.cli.main", "deepinfer_core.cli.models", "deepinfer_core.interfaces.checkpoint",
+    "deepinfer_core.cli.main", "deepinfer_core.cli.models", "deepinfer_core.cli.plugins_list",
+    "deepinfer_core.cli.plugins_show", "deepinfer_core.cli.plugins_doctor", "deepinfer_core.cli.plugins_enable",
+    "deepinfer_core.cli.plugins_disable", "deepinfer_core.plugins.carry", "deepinfer_core.plugins.diagnosis",
+    "deepinfer_core.interfaces.checkpoint",
     "deepinfer_core.model_loader.resolve", "deepinfer_core.worker.step_rows",
     "deepinfer_core.cli.generate", "deepinfer_core.cli.inspect", "deepinfer_core.config", "deepinfer_core.envs",
     "deepinfer_core.errors", "deepinfer_core.hookspecs", "deepinfer_core.interfaces.seams", "deepinfer_core.plugins",

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from deepinfer_core import _C
 from deepinfer_core.errors import PluginError
 from deepinfer_core.interfaces.seams import NATIVE_ABI, SEAMS
 
@@ -84,6 +85,10 @@ def test_what_moves_needs_a_version(tool: Any, change: Any, version: tuple[int, 
 
 
 # -- native code
+
+
+def test_the_cores_own_native_code_has_the_tag_that_its_python_asks_for() -> None:
+    assert _C.DEEPINFER_ABI == NATIVE_ABI
 
 
 def test_native_code_built_for_another_core_is_refused_at_import(write: Any, manager: Any, site: Path) -> None:

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_core.arg_utils import EngineArgs
+from deepinfer_core.cli.main import main
 from deepinfer_core.cli.parser import Parser
 from deepinfer_core.errors import ConfigError, PluginError
+from deepinfer_core.plugins.settings import read_file
 from deepinfer_core.plugins.typed_config import build_config, describe_config, parse_assignments
 
 CODE = """
@@ -43,6 +45,8 @@ DECLARED = 'config = "plugin_knobs:Config"'
 VALUES: dict[str, Any] = {"sigma": 2.5, "label": "7", "loud": True, "ids": (1, 2)}
 FLAGS = ["knobs.sigma=2.5", "knobs.label=7", "knobs.loud=yes", "knobs.ids=[1, 2]"]
 FILE = 'plugins = ["knobs"]\n[plugin_config.knobs]\nsigma = 2.5\nlabel = "7"\nloud = true\nids = [1, 2]\n'
+
+MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
 
 Manager = Callable[..., Any]
 
@@ -128,7 +132,57 @@ def test_a_class_given_in_python_names_its_config_class(manager: Manager) -> Non
     assert found.component("command", "Mine").config == Config(3)
 
 
+def test_a_table_of_plugins_is_names_with_their_configuration(knobs: None) -> None:
+    args = EngineArgs(plugins={"knobs": {"sigma": 2}, "other": {}}, plugin_config={"third": {"x": 1}})
+    assert args.plugins == ("knobs", "other")
+    assert args.plugin_config == {"third": {"x": 1}, "knobs": {"sigma": 2}, "other": {}}
+    with pytest.raises(ConfigError, match="'knobs' is configured by plugins and by plugin_config; keep one"):
+        EngineArgs(plugins={"knobs": {}}, plugin_config={"knobs": {}})
+    with pytest.raises(ConfigError, match=re.escape("plugin_config['knobs'] must be a table of keys, got 3")):
+        EngineArgs(plugins={"knobs": 3})
+
+
 # -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "message"),
+    [
+        (["--plugin-config", "knbos.sigma=1"], {}, "plugin_config names 'knbos' (arguments), which is not installed; "
+         "did you mean 'knobs'?"),
+        (["--plugin-config", "knobs"], {}, "plugin configuration must look like name.key=value, got 'knobs'"),
+        (["--plugin-confg", "knobs.sigma=1"], {}, "unrecognized arguments: --plugin-confg; did you mean "
+         "'--plugin-config'?"),
+        (["--plugins", "knbos"], {}, "unknown plugin 'knbos'; did you mean 'knobs'?"),
+        ([], {"DEEPINFER_PLUGIN_CONFG": "{}"}, "unknown environment variable DEEPINFER_PLUGIN_CONFG; did you mean "
+         "'DEEPINFER_PLUGIN_CONFIG'?"),
+        (["--config", "/no/such.toml"], {}, "configuration file /no/such.toml: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_is_misspelt_ends_the_command_with_2_before_a_model_is_loaded(
+    knobs: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    """Known fault 37."""
+    monkeypatch.setattr("deepinfer_core.engine.llm_engine.LLMEngine.__init__", lambda *args: pytest.fail("it started"))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(["generate", "--model", str(MODEL), *options, "Hello"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_key_ends_the_command_with_2_before_weights_are_read(
+    install: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("knobs", "sampler", CODE + "\n    def sample(self, logits, rows): ...\n", extra=DECLARED)
+    monkeypatch.setattr("deepinfer_core.worker.worker.load_weights", lambda *args, **named: pytest.fail("it loads"))
+    options = ["--plugins", "knobs", "--plugin-config", "knobs.sgima=1"]
+    assert main(["generate", "--model", str(MODEL), *options, "Hello"]) == 2
+    assert "failed in phase 'configure': unknown key 'sgima'; did you mean 'sigma'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -295,3 +349,12 @@ def test_a_class_describes_its_keys() -> None:
     with pytest.raises(ConfigError, match="the key 'depth' is missing: it has no default"):
         build_config(Config, [{}])
     assert build_config(Config, [{"depth": 1, "hidden": "h"}]) == Config(1, "h")
+
+
+def test_the_file_in_the_documentation_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plugin-settings.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "config.toml").write_text(block)
+    layer = read_file(tmp_path / "config.toml")
+    assert (layer.plugins, layer.disabled) == (("request-logger",), ("sm100",))
+    assert layer.config["request-logger"] == {"path": "requests.jsonl", "on_error": "warn"}
