@@ -28,9 +28,9 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir(), f"deepinfer-test
 _LINES = pytest.StashKey[list[str]]()
 
 
-def _load_golden() -> ModuleType:
-    spec = spec_from_file_location("golden_cases", Path(__file__).with_name("golden.py"))
-    assert spec is not None and spec.loader is not None, "golden.py stands beside this file"
+def _load(name: str) -> ModuleType:
+    spec = spec_from_file_location(f"helper_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None, f"{name}.py stands beside this file"
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -39,7 +39,13 @@ def _load_golden() -> ModuleType:
 @pytest.fixture(scope="session")
 def golden() -> ModuleType:
     """The helper module ``golden.py``."""
-    return _load_golden()
+    return _load("golden")
+
+
+@pytest.fixture(scope="session")
+def llama_checkpoints() -> ModuleType:
+    """The helper module ``llama_checkpoints.py``."""
+    return _load("llama_checkpoints")
 
 
 @pytest.fixture(scope="session")

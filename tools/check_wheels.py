@@ -21,6 +21,7 @@ CONTENTS = {
     "deepinfer_kernels": ["deepinfer_kernels/py.typed", "deepinfer_kernels/_cpu.*"],
     "deepinfer_plugin_cpu": ["deepinfer_plugin_cpu/deepinfer_plugin.toml", "*/entry_points.txt"],
     "deepinfer_plugin_deepseek": ["deepinfer_plugin_deepseek/deepinfer_plugin.toml", "*/entry_points.txt"],
+    "deepinfer_plugin_llama": ["deepinfer_plugin_llama/deepinfer_plugin.toml", "*/entry_points.txt"],
 }
 MODEL = Path(__file__).resolve().parent.parent / "tests" / "data" / "v41-tiny-bf16"
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from deepinfer_core.errors import ConfigError, nearest
-from deepinfer_core.model_loader.config_keys import Scope, a_number
+from deepinfer_core.model_loader.config_keys import Scope, a_number, above_zero, an_integer, key, positive
 
 #: Where a config may have its table: the older and the newer spelling.
 TABLE_NAMES = ("rope_scaling", "rope_parameters")
@@ -34,6 +34,22 @@ class RopeTable:
 NO_TABLE = RopeTable("default", None, {})
 
 
+@attrs.frozen
+class YarnConfig:
+    """YaRN frequency scaling (arXiv:2309.00071), without its magnitude scale."""
+
+    factor: float = key(a_number, "rope_scaling.factor", rule=positive)
+    original_max_position: int = key(an_integer, "rope_scaling.original_max_position_embeddings", rule=positive)
+    beta_fast: float = key(a_number, "rope_scaling.beta_fast", rule=above_zero, default=32.0)
+    beta_slow: float = key(a_number, "rope_scaling.beta_slow", rule=above_zero, default=1.0)
+
+    def __attrs_post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise ConfigError(
+                f"rope_scaling.beta_fast must exceed beta_slow, got {self.beta_fast} and {self.beta_slow}"
+            )
+
+
 def a_table(value: object) -> Mapping[str, Any]:
     """A JSON object."""
     if isinstance(value, Mapping):
@@ -43,10 +59,10 @@ def a_table(value: object) -> Mapping[str, Any]:
 
 def refuse_unknown(name: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise ConfigError for a key of the table ``name`` that is not ``known``."""
-    for key in table:
-        if key not in known:
+    for setting in table:
+        if setting not in known:
             raise ConfigError(
-                f"{name}.{key} is not a setting we know{nearest(key, known)}; it cannot be ignored, because "
+                f"{name}.{setting} is not a setting we know{nearest(setting, known)}; it cannot be ignored, because "
                 f"positions would drift without a word. Known: {', '.join(known)}"
             )
 
@@ -74,10 +90,18 @@ def parse_table(
     return RopeTable(kind, theta, given)
 
 
-def refuse_contradiction(name: str, table: RopeTable, other_name: str, other: RopeTable) -> None:
-    """Raise ConfigError when two tables, both in one config, scale differently."""
-    if (table.kind, table.numbers) != (other.kind, other.numbers):
-        raise ConfigError(f"config contradicts itself: {name} and {other_name} give different scalings; keep one")
+def reconcile(tables: Sequence[tuple[str, RopeTable]]) -> RopeTable:
+    """The one meaning of the tables ``(name, table)`` that a config has; ConfigError when they differ."""
+    result = tables[0][1] if tables else NO_TABLE
+    for name, table in tables[1:]:
+        if (table.kind, table.numbers) != (result.kind, result.numbers):
+            raise ConfigError(f"config contradicts itself: {tables[0][0]} and {name} give different scalings; keep one")
+        if None not in (table.theta, result.theta) and table.theta != result.theta:
+            raise ConfigError(
+                f"config contradicts itself: rope_theta is {result.theta} and, in {name}, {table.theta}; keep one"
+            )
+        result = attrs.evolve(result, theta=table.theta if result.theta is None else result.theta)
+    return result
 
 
 def base_frequency(scope: Scope, name: str, from_table: float | None, default: float | None = None) -> float:

@@ -415,6 +415,10 @@ def test_the_flat_original_length_0_means_no_scaling():
         ({"rope_factor": 8}, ["rope_scaling", "rope_factor", "different"]),
         ({"rope_scaling": {"type": "yarn", "rope_theta": 5.0, **YARN}}, ["rope_theta is 10000", "5.0"]),
         ({"rope_parameters": {"main": COMPRESS, "compress": COMPRESS}, "rope_scaling": ...}, ["main", "'yarn'"]),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0, **YARN}, "rope_theta": 10000.0},
+            ["contradicts", "5.0"],
+        ),
         ({"rope_parameters": {"main": 3}, "rope_scaling": ...}, ["rope_parameters.main", "a table", "3"]),
         (
             {"rope_parameters": {"main": MAIN, "compressed": COMPRESS}, "rope_scaling": ...},

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deepinfer_kernels import _cpu
 
-CASES = ["v41-tiny-bf16", "v41-tiny-fp8fp4"]
+CASES = ["v41-tiny-bf16", "v41-tiny-fp8fp4", "qwen2"]
 VOCAB = 512
 
 
@@ -29,9 +29,16 @@ tokens = st.integers(0, VOCAB - 1)
 prompts = st.lists(st.lists(tokens, min_size=1, max_size=70), min_size=1, max_size=5)
 
 
+@pytest.fixture(scope="module")
+def qwen2(llama_checkpoints, tmp_path_factory):
+    """A dense model with keys and values in pages and no state beside them; later layers see a window."""
+    maker = llama_checkpoints.Checkpoints(tmp_path_factory.mktemp("qwen2"))
+    return llama_checkpoints.load(maker.make("qwen2", use_sliding_window=True, sliding_window=70))
+
+
 @pytest.fixture(params=CASES)
 def model(request, golden_case):
-    return golden_case(request.param).model
+    return request.getfixturevalue("qwen2") if request.param == "qwen2" else golden_case(request.param).model
 
 
 def run(golden, model, sequences, *, outputs=4, observe=None, **limits):

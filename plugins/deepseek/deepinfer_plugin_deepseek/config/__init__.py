@@ -1,7 +1,9 @@
 """The DeepSeek-V4.1 config: published keys in, validated frozen parts out."""
 
+from deepinfer_core.model_loader.rope_table import YarnConfig
+
 from .model import ARCHITECTURES, DeepseekV41Config
-from .rope import RopeConfig, YarnConfig
+from .rope import RopeConfig
 from .sections import (
     AttentionConfig,
     DsparkConfig,

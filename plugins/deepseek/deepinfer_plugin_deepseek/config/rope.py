@@ -14,35 +14,20 @@ from collections.abc import Mapping
 import attrs
 
 from deepinfer_core.errors import ConfigError
-from deepinfer_core.model_loader.config_keys import Scope, a_number, above_zero, an_integer, key, positive
+from deepinfer_core.model_loader.config_keys import Scope, a_number, an_integer
 from deepinfer_core.model_loader.rope_table import (
     NO_TABLE,
     TABLE_NAMES,
     RopeTable,
+    YarnConfig,
     a_table,
     base_frequency,
     parse_table,
-    refuse_contradiction,
+    reconcile,
     refuse_unknown,
 )
 
 _KINDS = {"yarn": ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"), "default": ()}
-
-
-@attrs.frozen
-class YarnConfig:
-    """YaRN frequency scaling (arXiv:2309.00071), without its magnitude scale."""
-
-    factor: float = key(a_number, "rope_scaling.factor", rule=positive)
-    original_max_position: int = key(an_integer, "rope_scaling.original_max_position_embeddings", rule=positive)
-    beta_fast: float = key(a_number, "rope_scaling.beta_fast", rule=above_zero, default=32.0)
-    beta_slow: float = key(a_number, "rope_scaling.beta_slow", rule=above_zero, default=1.0)
-
-    def __attrs_post_init__(self) -> None:
-        if self.beta_fast <= self.beta_slow:
-            raise ConfigError(
-                f"rope_scaling.beta_fast must exceed beta_slow, got {self.beta_fast} and {self.beta_slow}"
-            )
 
 
 @attrs.frozen
@@ -108,10 +93,10 @@ def _tables(scope: Scope, rotary_fraction: float) -> tuple[RopeTable, RopeTable]
             given.append((name, RopeTable("default", table.theta, {}), attrs.evolve(table, theta=None)))
     if scope.has("rope_factor"):
         given.append(("rope_factor", NO_TABLE, _flat(scope)))
-    for name, window, compressed in given[1:]:
-        refuse_contradiction(given[0][0], given[0][2], name, compressed)
-        refuse_contradiction(given[0][0], given[0][1], name, window)
-    return (given[0][1], given[0][2]) if given else (NO_TABLE, NO_TABLE)
+    return (
+        reconcile([(name, window) for name, window, _ in given]),
+        reconcile([(name, compressed) for name, _, compressed in given]),
+    )
 
 
 def _flat(scope: Scope) -> RopeTable:

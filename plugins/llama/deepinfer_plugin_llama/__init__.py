@@ -1,0 +1,1 @@
+"""Llama, Mistral and Qwen2 models for DeepInfer."""
