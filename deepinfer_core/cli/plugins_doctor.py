@@ -34,13 +34,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.timeout > 0:
         raise ConfigError(f"--timeout must be above 0 seconds, got {args.timeout:g}")
     settings = settings_problems(args.config)
-    config_file = None if settings else args.config
     manager = forgiving_manager(args.config)
     names = set(args.plugins)
     for name in names:
         by_name(name, [attrs.evolve(record, state="available") for record in manager.records], "argument")
     records = [record for record in manager.records if not names or record.name in names]
-    findings = diagnose(records, config_file, args.timeout)
+    findings = diagnose(records, args.config, args.timeout, with_settings=not settings)
     seams = [] if names else seam_findings(manager, findings)
     if args.json:
         report = {

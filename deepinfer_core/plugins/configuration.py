@@ -74,9 +74,19 @@ class Configuration:
                     )
 
     def frozen(self) -> tuple[Layer, ...]:
-        """The layers without what they select: what a worker needs of them."""
-        return tuple(attrs.evolve(layer, plugins=(), disabled=()) for layer in self._layers)
+        """The layers without what they select, as plain data: what a worker needs of them."""
+        return tuple(
+            attrs.evolve(layer, plugins=(), disabled=(), config={k: _plain(v) for k, v in layer.config.items()})
+            for layer in self._layers
+        )
 
     def _tables(self, plugin: str, component: str | None = None) -> list[Any]:
         names = [plugin] if component is None else [f"{plugin}/{component}", plugin]
         return [layer.config[name] for layer in self._layers for name in names if name in layer.config]
+
+
+def _plain(table: Any) -> Mapping[str, Any]:
+    # Whoever unpickles an object of a plugin's class imports the plugin before it is confirmed.
+    if isinstance(table, Mapping):
+        return table
+    return {field.alias or field.name: getattr(table, field.name) for field in attrs.fields(type(table)) if field.init}

@@ -59,16 +59,23 @@ def settings_problems(config_file: str | None = None) -> list[str]:
 
 
 def diagnose(
-    records: Iterable[PluginRecord], config_file: str | None = None, timeout: float = TIMEOUT_SECONDS
+    records: Iterable[PluginRecord],
+    config_file: str | None = None,
+    timeout: float = TIMEOUT_SECONDS,
+    *,
+    with_settings: bool = True,
 ) -> list[Finding]:
-    """Every component of every plugin, one child process per plugin."""
+    """Every component of every plugin, one child process per plugin.
+
+    with_settings: configured as the file and the environment say; otherwise by their own defaults.
+    """
     findings, asked = [], []
     for record in records:
         if record.state in ("broken", "incompatible"):
             findings.append(Finding(record.name, "", "", "problem", record.reason))
         else:
             asked.append(record)
-    calls = [[record.name, config_file] for record in asked]
+    calls = [[record.name, config_file, with_settings] for record in asked]
     answers = run_children("deepinfer_core.plugins.diagnosis:check_plugin", calls, timeout, "importing it")
     for record, answer in zip(asked, answers, strict=True):
         if answer.failure is not None:
@@ -78,10 +85,13 @@ def diagnose(
     return findings
 
 
-def check_plugin(name: str, config_file: str | None) -> list[tuple[str, str, Result, str]]:
+def check_plugin(name: str, config_file: str | None, with_settings: bool) -> list[tuple[str, str, Result, str]]:
     """In the child: of every component of one plugin, its seam and name, and what came of loading it."""
     try:
-        manager = PluginManager([] if name == BUILTIN else [name], config_file=config_file)
+        plugins = [] if name == BUILTIN else [name]
+        manager = (
+            PluginManager(plugins, config_file=config_file) if with_settings else PluginManager(plugins, environ={})
+        )
     except DeepInferError as error:
         return [("", "", "problem", _first_line(error))]
     return [(s.seam, s.name, *_result_of(manager, s)) for s in manager.selected() if s.record.name == name]

@@ -12,16 +12,24 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, Protocol, cast
 
 import importlib_metadata
 from attrs import evolve, frozen
+from packaging.utils import canonicalize_name
 
 from deepinfer_core.plugins.manifest import FILE_NAME, Manifest, ManifestError, read_manifest
 
 GROUP: Final = "deepinfer.plugins"
 BUILTIN: Final = "core"
 BUILTIN_MANIFEST: Final = Path(__file__).with_name("builtin.toml")
+
+
+class _Readable(Protocol):
+    """What is used of a distribution."""
+
+    def read_text(self, filename: str, /) -> str | None: ...
+
 
 Found = Literal["available", "disabled", "incompatible", "broken"]
 
@@ -50,8 +58,10 @@ class PluginRecord:
 
 def discover() -> tuple[PluginRecord, ...]:
     """Every installed plugin, the built-in one first, the others by name and distribution."""
-    points = importlib_metadata.entry_points(group=GROUP)
-    found = [_record(point) for point in points if point.dist is not None]
+    try:
+        found = [_record(point) for point in importlib_metadata.entry_points(group=GROUP) if point.dist is not None]
+    except Exception:  # one distribution with damaged entry points, a plugin or not, spoils them all
+        found = _one_by_one()
     found.sort(key=lambda record: (record.name, record.distribution, record.version))
     return (builtin(), *_mark_duplicates(found))
 
@@ -67,8 +77,33 @@ def builtin() -> PluginRecord:
     return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest, folder)
 
 
+def _one_by_one() -> list[PluginRecord]:
+    """As ``entry_points`` would find them; a plugin's distribution whose entry points are damaged is broken."""
+    seen: set[str] = set()
+    found: list[PluginRecord] = []
+    for dist in importlib_metadata.distributions():
+        name, version = _identity(dist)
+        if canonicalize_name(name) in seen:
+            continue  # hidden by another one earlier on the path
+        seen.add(canonicalize_name(name))
+        try:
+            found += [_record(point) for point in dist.entry_points.select(group=GROUP)]
+        except Exception as error:
+            reason = f"the entry points of {name} {version} are damaged ({type(error).__name__}: {error}); reinstall it"
+            if _mentions_plugins(dist):
+                found.append(PluginRecord(name, name, version, "", state="broken", reason=reason))
+    return found
+
+
+def _mentions_plugins(dist: _Readable) -> bool:
+    try:
+        return GROUP in (dist.read_text("entry_points.txt") or "")
+    except Exception:  # it cannot be read at all
+        return False
+
+
 def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
-    record = PluginRecord(point.name, *_identity(cast("importlib_metadata.Distribution", point.dist)), point.value)
+    record = PluginRecord(point.name, *_identity(cast("_Readable", point.dist)), point.value)
     try:
         path = _manifest_path(point.value)
         record = evolve(record, folder=path.parent)
@@ -83,7 +118,7 @@ def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
     return evolve(record, manifest=manifest, state="incompatible" if reason else "available", reason=reason or "")
 
 
-def _identity(dist: importlib_metadata.Distribution) -> tuple[str, str]:
+def _identity(dist: _Readable) -> tuple[str, str]:
     """Name and version of a distribution. Its metadata are read once and only as far as these."""
     try:
         text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import evolve
-
 from deepinfer_core import envs
-from deepinfer_core.errors import ConfigError, PluginError, nearest
+from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.interfaces.checkpoint import CheckpointFiles
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.backends import autodetect, require_probe
@@ -23,9 +20,17 @@ from deepinfer_core.plugins.failure import Source, failure, note_plugin, set_ran
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks
 from deepinfer_core.plugins.loading import check_protocol, load
 from deepinfer_core.plugins.manifest import Component
-from deepinfer_core.plugins.ordering import order
-from deepinfer_core.plugins.selection import RANK, Key, Selected, by_name, components_for, from_object, from_record
+from deepinfer_core.plugins.selection import (
+    Key,
+    Selected,
+    by_name,
+    components_for,
+    from_object,
+    from_record,
+    with_disabled,
+)
 from deepinfer_core.plugins.settings import Layer, PluginConfig, check_config, read_layers
+from deepinfer_core.plugins.settling import join_owners, mark_tolerated, number_objects, settle
 from deepinfer_core.plugins.table import CheckpointRow, PluginRow, build_table, checkpoint_row
 
 logger = logging.getLogger(__name__)
@@ -63,7 +68,7 @@ class PluginManager:
         self._loaded: dict[tuple[str, str], Any] = {}
         self._is_resolved = False
         self.hooks = Hooks()
-        self.records = self._with_disabled(discover())
+        self.records = with_disabled(discover(), self._layers, backend)
         self._selected: list[Selected] = []
         self._overridden: dict[Key, str] = {}
         self._dropped: dict[Key, str] = {}
@@ -127,65 +132,18 @@ class PluginManager:
                 if record.state != "disabled":
                     self._add(record, layer.source, f"named in {_PLACE.get(layer.source, layer.where)}")
         self._add(self.records[0], "builtin", "built-in default")
-        self._number_objects()
+        number_objects(self._selected)
         self._configuration.check_names(self._component_names())
-        self._note_tolerated()
         self._settle()
-
-    def _with_disabled(self, records: Sequence[PluginRecord]) -> list[PluginRecord]:
-        """The records; those that the file disables and no argument names are marked."""
-        given = {item for item in self._layers[0].plugins if isinstance(item, str)} | {self._backend}
-        result = []
-        for record in records:
-            layer = next((layer for layer in self._layers if record.name in layer.disabled), None)
-            components = record.manifest.components if record.manifest else ()
-            is_given = record.name in given or any(c.seam == "backend" and c.name in given for c in components)
-            if layer is not None and not is_given:
-                if record.name == BUILTIN:
-                    raise ConfigError(f"{layer.where}: the built-in plugin {BUILTIN!r} cannot be disabled")
-                also = f" (and {record.state}: {record.reason})" if record.reason else ""
-                record = evolve(record, state="disabled", reason=f"disabled in {layer.where}{also}")
-            result.append(record)
-        return result
 
     def _add(self, record: PluginRecord, source: Source, reason: str) -> None:
         if not any(s.record is record for s in self._selected):
             self._selected += from_record(record, source, reason)
-            self._note_tolerated()
-
-    def _note_tolerated(self) -> None:
-        for s in self._selected:
-            s.is_tolerated = self._configuration.is_tolerated(s.record.name)
-            others = sorted({o.seam for o in self._selected if o.record is s.record} - {"hooks"})
-            if s.is_tolerated and others:
-                raise PluginError(
-                    f"on_error = 'warn' is for plugins that only observe; {s.record.name!r} also fills {others[0]!r}"
-                )
-
-    def _number_objects(self) -> None:
-        seen: Counter[tuple[str, str]] = Counter()
-        for s in (s for s in self._selected if s.is_object):
-            seen[s.seam, s.name] += 1
-            if seen[s.seam, s.name] > 1:
-                s.name = f"{s.name}-{seen[s.seam, s.name]}"
 
     def _settle(self) -> None:
-        """Apply each seam's kind: one per exclusive seam, unique names and a total order elsewhere."""
-        settled: list[Selected] = []
-        for name, seam in SEAMS.items():
-            group = [s for s in self._selected if s.seam == name]
-            if seam.kind == "exclusive" and group:
-                best = min(RANK[s.source] for s in group)
-                losers = [s for s in group if RANK[s.source] > best]
-                group = [s for s in group if RANK[s.source] == best]
-                self._overridden.update((s.key, f"overridden by {group[0].owner}") for s in losers)
-                if len(group) > 1:
-                    raise PluginError(
-                        f"seam {name!r} takes one component, selected are {_owners(group)}; leave out all but one"
-                    )
-            _refuse_duplicates(name, group)
-            settled += order(group)
-        self._selected = settled
+        mark_tolerated(self._selected, self._configuration)
+        self._selected, overridden = settle(self._selected)
+        self._overridden |= overridden
 
     def _tolerating(self, selected: Selected, act: Callable[[Selected], object]) -> None:
         """Do it; what fails of an observer that is tolerated makes it inactive, with a warning."""
@@ -276,7 +234,7 @@ class PluginManager:
                 check_together(self._selected)
         chosen = self._selected_for(seam, key)
         if len(chosen) > 1:
-            raise PluginError(f"{what} {key!r} is served by {_owners(chosen)}; leave out all but one")
+            raise PluginError(f"{what} {key!r} is served by {join_owners(chosen)}; leave out all but one")
         return chosen[0]
 
     def _selected_for(self, seam: str, key: str) -> list[Selected]:
@@ -301,7 +259,7 @@ class PluginManager:
         if len(chosen) == 1:
             return self._load(chosen[0])
         if chosen:
-            raise PluginError(f"seam {seam!r} has several components: {_owners(chosen)}; ask for one by name")
+            raise PluginError(f"seam {seam!r} has several components: {join_owners(chosen)}; ask for one by name")
         offers = {c.name: r.name for r, c in self._offers(seam)}
         what = f"component {name!r} of seam {seam!r}" if name else f"component of seam {seam!r}"
         near = nearest(name, offers) if name else ""
@@ -399,14 +357,3 @@ def _check_hooks(selected: Selected) -> None:
         bind_hooks([(_label(selected), selected.instance)])
     except PluginError as error:
         raise failure("bind", error, selected.record, selected.source) from error
-
-
-def _owners(group: Sequence[Selected]) -> str:
-    return " and ".join(s.owner for s in group)
-
-
-def _refuse_duplicates(seam: str, group: Sequence[Selected]) -> None:
-    for name, count in Counter(s.name for s in group).items():
-        if count > 1:
-            owners = _owners([s for s in group if s.name == name])
-            raise PluginError(f"seam {seam!r} has two components of one name: {owners}; leave out one")

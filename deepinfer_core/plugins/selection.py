@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from deepinfer_core.errors import PluginError, nearest
+from deepinfer_core.errors import ConfigError, PluginError, nearest
 from deepinfer_core.interfaces.seams import SEAMS
-from deepinfer_core.plugins.discovery import PluginRecord
+from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord
 from deepinfer_core.plugins.failure import Source, failure
 from deepinfer_core.plugins.hooks import hook_names
 from deepinfer_core.plugins.loading import instantiate
@@ -18,6 +18,7 @@ from deepinfer_core.plugins.manifest import Component
 
 if TYPE_CHECKING:
     from deepinfer_core.plugins.configuration import Configuration
+    from deepinfer_core.plugins.settings import Layer
 
 #: What fills an exclusive seam first.
 RANK: Mapping[Source, int] = {"argument": 0, "file": 1, "environment": 2, "default": 3, "builtin": 4}
@@ -94,6 +95,22 @@ def by_name(name: str, records: Iterable[PluginRecord], source: Source) -> Plugi
     if record.state not in ("available", "disabled"):
         raise failure("discover", record.reason, record, source)
     return record
+
+
+def with_disabled(records: Iterable[PluginRecord], layers: Sequence[Layer], backend: str) -> list[PluginRecord]:
+    """The records; those that a layer disables and no argument names are marked. ``backend``: the argument's."""
+    given = {item for item in layers[0].plugins if isinstance(item, str)} | {backend}
+    result = []
+    for record in records:
+        layer = next((layer for layer in layers if record.name in layer.disabled), None)
+        backends = {component.name for component in components_for(record, "backend")}
+        if layer is not None and not given & {record.name, *backends}:
+            if record.name == BUILTIN:
+                raise ConfigError(f"{layer.where}: the built-in plugin {BUILTIN!r} cannot be disabled")
+            also = f" (and {record.state}: {record.reason})" if record.reason else ""
+            record = evolve(record, state="disabled", reason=f"disabled in {layer.where}{also}")
+        result.append(record)
+    return result
 
 
 def from_record(record: PluginRecord, source: Source, reason: str) -> list[Selected]:

@@ -70,6 +70,19 @@ def test_missing_and_nested_packages_are_broken(write: Install, site: Path) -> N
     assert "plugin_nested" not in sys.modules
 
 
+@pytest.mark.parametrize("damage", [b"[deepinfer.plugins]\nno equals sign\n", b"[deepinfer.plugins]\nx = \xff\n"])
+def test_damaged_entry_points_of_one_distribution_hide_no_other(install: Install, site: Path, damage: bytes) -> None:
+    install("damaged", code=HOSTILE)
+    install("well", code=HOSTILE)
+    (site / "dist_damaged-1.0.dist-info" / "entry_points.txt").write_bytes(damage)
+    records = {record.name: record for record in discover()}
+    assert {"core", "cpu", "deepseek", "well"} <= set(records)
+    assert records["well"].state == records["cpu"].state == "available"
+    if b"equals" in damage:  # the other one cannot even be seen to be a plugin
+        assert records["dist-damaged"].state == "broken"
+        assert "the entry points of dist-damaged 1.0 are damaged" in records["dist-damaged"].reason
+
+
 def test_a_plugin_for_another_seam_version_is_incompatible(write: Install) -> None:
     write("late", 'name = "late"\napi = ">=7"\n[[component]]\nseam="hooks"\nname="a"\nobject="a:b"')
     record = found("late")
