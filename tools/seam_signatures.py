@@ -83,7 +83,8 @@ def problems(old: Mapping[str, Signatures], new: Mapping[str, Signatures]) -> li
         if seam.version < needed:
             changes = "; ".join([*(f"gone: {line}" for line in gone), *(f"new: {line}" for line in added)])
             found.append(
-                f"seam {name!r} moved and needs version {needed[0]}.{needed[1]} in interfaces/seams.py: {changes}"
+                f"seam {name!r} moved and needs version {needed[0]}.{needed[1]} in interfaces/seams.py (or, where no "
+                f"release has had {major}.{minor}, run tools/seam_signatures.py --unreleased): {changes}"
             )
     return found
 
