@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ class StatsLogger:
 
     enabled: whether lines are logged (at level info); :meth:`snapshot` works either way.
     interval_seconds: between lines, and the time over which rates and shares are taken.
-    extra_metrics: given the snapshot, returns tables of further entries for the line; the bound hook
+    extra_metrics: given the snapshot, returns further entries for the line; the bound hook
         ``build_extra_metrics_log``.
     clock: seconds, monotonic.
     """
@@ -47,7 +47,7 @@ class StatsLogger:
         *,
         enabled: bool = True,
         interval_seconds: float = 10.0,
-        extra_metrics: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]] | None = None,
+        extra_metrics: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._enabled = enabled
@@ -128,9 +128,7 @@ class StatsLogger:
     def log(self) -> None:
         """Log a line now."""
         metrics = self.snapshot()
-        extra: dict[str, Any] = {}
-        for entries in () if self._extra_metrics is None else self._extra_metrics(metrics):
-            extra |= entries
+        extra = {} if self._extra_metrics is None else self._extra_metrics(metrics)
         logger.info("%s", _line(metrics, extra))
         self._next_log = self._now() + self._interval
         self._has_news = False

@@ -13,7 +13,7 @@ from attrs import field, fields, frozen
 
 from deepinfer_core.errors import PluginError, nearest
 from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs, hookimpl
-from deepinfer_core.plugins.views import VIEWS
+from deepinfer_core.plugins.views import RESULTS, VIEWS
 
 Hook = Callable[..., Any] | None
 
@@ -105,13 +105,13 @@ def _bind(caller: pluggy.HookCaller, tolerated: Collection[str]) -> Hook:
         run = _through_pluggy(caller, names)
         for impl in implementations:
             if impl not in wrappers:
-                impl.function = _guarded(impl, tolerated)  # type: ignore[misc]  # ours, made here
+                impl.function = _guarded(impl, caller.name, tolerated)  # type: ignore[misc]  # ours, made here
             elif impl.plugin_name in tolerated:
                 raise PluginError(f"{impl.plugin_name!r} wraps {caller.name!r} and cannot be set to warn")
     elif spec.opts.get("firstresult"):
-        run = _first([_called(impl, names, tolerated) for impl in implementations])
+        run = _first([_called(impl, caller.name, names, tolerated) for impl in implementations])
     else:
-        run = _all([_called(impl, names, tolerated) for impl in implementations])
+        run = _all([_called(impl, caller.name, names, tolerated) for impl in implementations])
     return _merged(run) if caller.name in MERGED_HOOKS else run
 
 
@@ -125,15 +125,18 @@ def _through_pluggy(caller: pluggy.HookCaller, names: Sequence[str]) -> Callable
     return run
 
 
-def _guarded(impl: pluggy.HookImpl, tolerated: Collection[str]) -> Callable[..., Any]:
-    """An implementation whose exceptions carry the plugin's name as a note, and are only logged if tolerated."""
-    function, name = impl.function, impl.plugin_name
-    where = f"in hook {function.__name__!r} of plugin {name!r}"
+def _guarded(impl: pluggy.HookImpl, hook: str, tolerated: Collection[str]) -> Callable[..., Any]:
+    """An implementation, its result checked. Exceptions carry the plugin's name; if tolerated they are only logged."""
+    function, name, check = impl.function, impl.plugin_name, RESULTS.get(hook)
+    where = f"in hook {hook!r} of plugin {name!r}"
     failures = itertools.count(1)
 
     def call(*args: Any) -> Any:
         try:
-            return function(*args)
+            result = function(*args)
+            if check is not None and result is not None:
+                check(result)
+            return result
         except Exception as error:
             error.add_note(where)
             if name not in tolerated:
@@ -147,9 +150,9 @@ def _guarded(impl: pluggy.HookImpl, tolerated: Collection[str]) -> Callable[...,
     return call
 
 
-def _called(impl: pluggy.HookImpl, names: Sequence[str], tolerated: Collection[str]) -> Callable[..., Any]:
+def _called(impl: pluggy.HookImpl, hook: str, names: Sequence[str], tolerated: Collection[str]) -> Callable[..., Any]:
     """One implementation, called with all arguments of the hook: it gets its own views of those it takes."""
-    call = _guarded(impl, tolerated)
+    call = _guarded(impl, hook, tolerated)
     wanted = [(names.index(name), VIEWS.get(name)) for name in impl.argnames]
 
     def run(*args: Any) -> Any:

@@ -1,4 +1,5 @@
-"""What hooks are shown: copies and frozen records, so that no plugin can change what the engine or others have."""
+"""What hooks are shown: copies and frozen records, so that no plugin can change what the engine or others have; and
+what those that are asked for something may return."""
 
 from __future__ import annotations
 
@@ -56,4 +57,23 @@ VIEWS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "finished": tuple,
         "states": dict,
     }
+)
+
+
+def _check_metrics(result: object) -> None:
+    if not isinstance(result, Mapping):
+        raise TypeError(f"it must return a mapping of names to numbers or text, got {type(result).__name__}")
+    for name, value in result.items():
+        if not isinstance(name, str) or not isinstance(value, int | float | str):
+            raise TypeError(f"it must return a mapping of names to numbers or text, got {name!r}: {value!r}")
+
+
+def _check_answer(result: object) -> None:
+    if not isinstance(result, bool):
+        raise TypeError(f"it must return True, False or None, got {result!r}")
+
+
+#: By hook, what raises TypeError for a result, other than None, that is none.
+RESULTS: Final[Mapping[str, Callable[[object], None]]] = MappingProxyType(
+    {"build_extra_metrics_log": _check_metrics, "should_copy_state": _check_answer}
 )

@@ -133,7 +133,7 @@ def test_one_line_per_interval_and_one_at_the_end(caplog: pytest.LogCaptureFixtu
 
 def test_the_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    stats, clock = make(extra_metrics=lambda metrics: [{"acceptance": metrics["steps"] + 0.5}, {"more": "x"}])
+    stats, clock = make(extra_metrics=lambda metrics: {"acceptance": metrics["steps"] + 0.5, "more": "x"})
     with stats.phase("execute"):
         clock.now += 2.0
     stats.finished(request(100.0, 100.25, 100.5), 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -157,14 +158,16 @@ def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
     assert not bool((windows[0] == windows[1]).all())
 
 
-def test_every_hook_is_called_by_an_engine() -> None:
+def test_every_hook_is_called_by_an_engine(caplog: pytest.LogCaptureFixture) -> None:
     """A hook without a caller would be a promise nobody keeps; one with other arguments, a wrong promise."""
     called: dict[str, tuple[str, ...]] = {}
 
     def recorder(name: str) -> Any:
         names = tuple(inspect.signature(getattr(HookSpecs, name)).parameters)[1:]
         namespace: dict[str, Any] = {"called": called}
-        exec(f"def {name}(self, {', '.join(names)}): called[{name!r}] = {names!r}", namespace)
+        answer = "{'of_mine': 1.5}" if name == "build_extra_metrics_log" else "None"
+        body = f"called[{name!r}] = {names!r}; return {answer}"
+        exec(f"def {name}(self, {', '.join(names)}): {body}", namespace)
         return hookimpl(namespace[name])
 
     spoiler = {
@@ -175,7 +178,9 @@ def test_every_hook_is_called_by_an_engine() -> None:
     }
     everything = type("Everything", (), {**spoiler, **{name: recorder(name) for name in HOOK_NAMES}})()
     spoilt = SamplingParams(extra={"spoiler": 1})
+    caplog.set_level(logging.INFO, "deepinfer_core.engine.stats_logger")
     with LLM(MODEL, plugins=[everything], num_pages=16, max_num_seqs=4, log_stats_interval=1e-9) as engine:
         outputs = engine.generate(["Hello", "Hello"], [PARAMS, spoilt], use_tqdm=False)
     assert [output.error is None for output in outputs] == [True, False]
     assert sorted(called) == sorted(HOOK_NAMES)
+    assert any("of_mine 1.5" in record.getMessage() for record in caplog.records)

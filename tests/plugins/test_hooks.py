@@ -145,6 +145,32 @@ def test_an_exception_carries_the_plugins_name() -> None:
     assert caught.value.__notes__ == ["in hook 'finalize_seq' of plugin 'store.mirror'"]
 
 
+@pytest.mark.parametrize(
+    ("hook", "argument", "result", "message"),
+    [
+        ("build_extra_metrics_log", {}, [1], "must return a mapping of names to numbers or text, got list"),
+        (
+            "build_extra_metrics_log",
+            {},
+            {"x": None},
+            "must return a mapping of names to numbers or text, got 'x': None",
+        ),
+        ("build_extra_metrics_log", {}, {1: 2.0}, "must return a mapping of names to numbers or text, got 1: 2.0"),
+        ("should_copy_state", "r", "yes", "must return True, False or None, got 'yes'"),
+    ],
+)
+def test_garbage_is_refused_and_names_the_plugin(hook: str, argument: Any, result: Any, message: str) -> None:
+    plugin = types.ModuleType("garbage")
+    namespace: dict[str, Any] = {"result": result}
+    exec(f"def {hook}(): return result", namespace)
+    setattr(plugin, hook, hookimpl(namespace[hook]))
+    with pytest.raises(TypeError, match=re.escape(message)) as caught:
+        getattr(bind_hooks([("store", plugin)]), hook)(argument)
+    assert caught.value.__notes__ == [f"in hook {hook!r} of plugin 'store'"]
+    tolerant = getattr(bind_hooks([("store", plugin)], ["store"]), hook)
+    assert not tolerant(argument)
+
+
 def test_a_hook_without_its_mark_or_with_unknown_arguments_is_refused() -> None:
     class Unmarked:
         @hookimpl
