@@ -13,4 +13,6 @@ ACTIONS: Final = {
     "doctor": "import every plugin in a child process and say what would go wrong",
     "enable": "select a plugin in the configuration file",
     "disable": "keep a plugin from being used unless an argument names it",
+    "new": "write a distribution with a plugin that works, to start from",
+    "check": "run the conformance suites of a plugin's seams on it",
 }

@@ -51,8 +51,9 @@ SUITES: Final = {
     "command": ("command", "CommandSuite"),
 }
 
-# What a failed assert shows is most of what a plugin's author gets to see.
-pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module, _ in SUITES.values()), f"{__name__}.suite")
+#: Modules with asserts. What a failed one shows is most of what a plugin's author gets to see.
+ASSERTING: Final = (*(f"{__name__}.{module}" for module, _ in SUITES.values()), f"{__name__}.suite")
+pytest.register_assert_rewrite(*ASSERTING)
 
 _HOME = {"Suite": "suite", **{name: module for module, name in SUITES.values()}}
 
