@@ -80,6 +80,15 @@ auto view_of(std::vector<Stored> Owner::* member) {
   };
 }
 
+// A member of pairs as [C, 2].
+template <class Owner>
+auto pairs_of(std::vector<int32_t> Owner::* member) {
+  return [member](const std::shared_ptr<Owner>& owner) {
+    const auto& values = (*owner).*member;
+    return view<int32_t>(values, py::cast(owner), {static_cast<py::ssize_t>(values.size() / 2), 2});
+  };
+}
+
 SequenceState parse_reason(const std::string& reason) {
   if (reason == "stop") return SequenceState::finished_stop;
   if (reason == "error") return SequenceState::finished_error;
@@ -171,6 +180,10 @@ void bind_step_plan(py::module_& m) {
             return view<int32_t>(plan->history, py::cast(plan), {rows, plan->token_history});
           },
           "[S, token_history] int32 tokens just before each chunk, -1 before position 0.")
+      .def_property_readonly("page_copies", pairs_of(&StepPlan::page_copies),
+                             "[C, 2] int32 pages (from, to), to be copied before any row is computed.")
+      .def_property_readonly("slot_copies", pairs_of(&StepPlan::slot_copies),
+                             "[C, 2] int32 state slots (from, to), to be copied before any row is computed.")
       .def_property_readonly(
           "skipped",
           [](const StepPlan& p) {
@@ -180,8 +193,10 @@ void bind_step_plan(py::module_& m) {
           },
           "(handle, reason) of each running request without rows, and of the first waiting request that was "
           "not\n"
-          "admitted (everyone behind it waits for it). Reasons: token_budget, no_free_page, running_limit,\n"
-          "no_free_slot, after_preemption.")
+          "admitted (everyone behind it waits for it), and of the samples before that one which wait for a "
+          "prompt\n"
+          "that another sample of their request computes. Reasons: token_budget, no_free_page, running_limit,\n"
+          "no_free_slot, after_preemption, shared_prompt.")
       .def_property_readonly(
           "preempted", [](const StepPlan& p) { return p.preempted; },
           "Handles that lost their pages and slot to this step, in order.")
@@ -200,22 +215,24 @@ void bind_verbs(py::class_<SharedScheduler>& c) {
   c.def(
        "submit",
        [](SharedScheduler& self, std::string request_id, const TokenArray& tokens, int64_t max_tokens,
-          int64_t min_tokens, std::vector<int32_t> stop_token_ids) {
+          int64_t min_tokens, std::vector<int32_t> stop_token_ids, int64_t num_samples) {
          const auto prompt = contiguous(tokens);
-         const SubmitOptions limits{max_tokens, min_tokens, std::move(stop_token_ids)};
+         const SubmitOptions limits{max_tokens, min_tokens, std::move(stop_token_ids), num_samples};
          return self.locked(
              [&](Scheduler& s) { return s.submit(std::move(request_id), as_span(prompt), limits); });
        },
        py::arg("request_id"), py::arg("tokens").noconvert(), py::kw_only(), py::arg("max_tokens"),
-       py::arg("min_tokens") = 0, py::arg("stop_token_ids") = std::vector<int32_t>{},
-       "Queue a request and return its handle; handles ascend. tokens: [prompt length] int32. The request "
-       "ends\n"
+       py::arg("min_tokens") = 0, py::arg("stop_token_ids") = std::vector<int32_t>{}, py::arg("num_samples") = 1,
+       "Queue a request and return its handle; handles ascend. num_samples: how many outputs it gets, each a\n"
+       "sequence of its own; their handles follow the returned one, and each ends by itself. They share the "
+       "pages of\n"
+       "the prompt as far as they can. tokens: [prompt length] int32. A sample ends\n"
        "with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the first "
        "min_tokens\n"
        "outputs, or with 'length' at max_tokens outputs, max_model_len tokens or the size of the cache.\n"
        "ValueError, with nothing retained: id still live, empty prompt, prompt too long for max_model_len or "
        "the\n"
-       "cache, negative token id, max_tokens < 1, min_tokens < 0.")
+       "cache, negative token id, max_tokens < 1, min_tokens < 0, num_samples < 1.")
       .def(
           "cancel",
           [](SharedScheduler& self, Handle handle) {

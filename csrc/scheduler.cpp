@@ -57,6 +57,7 @@ Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt
   if (live_ids_.contains(request_id)) refuse("a request with this id is still alive; choose another id");
   if (prompt.empty()) refuse("the prompt is empty; give at least one token");
   if (limits.max_tokens < 1) refuse("max_tokens must be at least 1, got " + to_string(limits.max_tokens));
+  if (limits.num_samples < 1) refuse("num_samples must be at least 1, got " + to_string(limits.num_samples));
   if (limits.min_tokens < 0) refuse("min_tokens must be at least 0, got " + to_string(limits.min_tokens));
   if (length >= options_.max_model_len) {
     refuse("the prompt has " + to_string(length) + " tokens, but max_model_len is " +
@@ -74,15 +75,17 @@ Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt
            to_string(negative - prompt.begin()));
   }
 
-  const Handle handle = next_handle_;
+  const Handle first = next_handle_;
   const int64_t max_length = length + std::min(limits.max_tokens, length_limit_ - length);
-  auto sequence = std::make_unique<Sequence>(
-      handle, request_id, prompt, SequenceLimits{max_length, limits.min_tokens, limits.stop_token_ids});
-  waiting_.emplace(handle, sequence.get());
-  sequences_.emplace(handle, std::move(sequence));
-  live_ids_.emplace(std::move(request_id), handle);
-  ++next_handle_;
-  return handle;
+  const SequenceLimits own{max_length, limits.min_tokens, limits.stop_token_ids};
+  for (; next_handle_ < first + limits.num_samples; ++next_handle_) {
+    const Handle group = limits.num_samples > 1 ? first : 0;
+    auto sequence = std::make_unique<Sequence>(next_handle_, request_id, prompt, own, group);
+    waiting_.emplace(next_handle_, sequence.get());
+    sequences_.emplace(next_handle_, std::move(sequence));
+  }
+  live_ids_.emplace(std::move(request_id), limits.num_samples);
+  return first;
 }
 
 Sequence* Scheduler::find(Handle handle) const noexcept {
@@ -118,7 +121,8 @@ bool Scheduler::finish(Handle handle, SequenceState terminal) {
 
 void Scheduler::retire(Sequence& sequence, SequenceState terminal) {
   sequence.transition(terminal);
-  live_ids_.erase(sequence.request_id());
+  const auto id = live_ids_.find(sequence.request_id());
+  if (--id->second == 0) live_ids_.erase(id);
   retired_.push_back(&sequence);
   unreported_.push_back(&sequence);
 }
@@ -135,8 +139,10 @@ std::vector<std::pair<Handle, SequenceState>> Scheduler::take_finished() {
 }
 
 void Scheduler::release_deferred() {
+  std::erase_if(sources_, [this](const Sequence* source) { return !is_awaited(*source); });
   std::erase_if(retired_, [this](Sequence* sequence) {
     if (sequence->in_flight() > 0) return false;
+    if (std::find(sources_.begin(), sources_.end(), sequence) != sources_.end()) return false;
     sequence->release_resources();
     if (!sequence->reported) return false;
     sequences_.erase(sequence->handle());
@@ -159,9 +165,12 @@ std::shared_ptr<const StepPlan> Scheduler::schedule(const Drafts& drafts) {
       }
     }
   }
-  Step step{.budget = options_.max_num_batched_tokens, .selected = {}, .skipped = {}, .preempted = {}};
+  Step step;
+  step.budget = options_.max_num_batched_tokens;
   select_decodes(step);
-  select_prefills(step);
+  std::vector<Sequence*> prefills = running_in(prefilling);  // without the forks of this step
+  select_forks(step);
+  select_prefills(step, std::move(prefills));
   admit_waiting(step);
   add_drafts(step, drafts);
   last_skipped_ = step.skipped;
@@ -171,25 +180,62 @@ std::shared_ptr<const StepPlan> Scheduler::schedule(const Drafts& drafts) {
   return plan;
 }
 
+std::vector<Sequence*> Scheduler::running_in(SequenceState state) const {
+  std::vector<Sequence*> sequences;
+  sequences.reserve(running_.size());
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(sequences),
+               [&](const Sequence* sequence) { return sequence->state() == state; });
+  return sequences;
+}
+
 void Scheduler::select_decodes(Step& step) {
-  std::vector<Sequence*> decoding;
-  decoding.reserve(running_.size());
-  std::copy_if(running_.begin(), running_.end(), std::back_inserter(decoding),
-               [](const Sequence* s) { return s->state() == SequenceState::decoding; });
   step.selected.reserve(running_.size());
-  for (Sequence* sequence : decoding) {
-    if (sequence->state() != SequenceState::decoding) continue;  // preempted for a row before it
+  for (Sequence* sequence : running_in(decoding)) {
+    if (sequence->state() != decoding) continue;  // preempted for a row before it
     if (make_room(*sequence, step)) select(*sequence, 1, step);
   }
 }
 
-void Scheduler::select_prefills(Step& step) {
-  std::vector<Sequence*> prefilling;
-  std::copy_if(running_.begin(), running_.end(), std::back_inserter(prefilling),
-               [](const Sequence* s) { return s->state() == SequenceState::prefilling; });
-  std::sort(prefilling.begin(), prefilling.end(), more_computed);
-  for (Sequence* sequence : prefilling) {
-    if (sequence->state() != SequenceState::prefilling) continue;  // preempted for a row before it
+// Before prefills: each takes a single row, and the next step is too late for it.
+void Scheduler::select_forks(Step& step) {
+  Claims claims = sources_.empty() ? Claims{} : running_claims();
+  for (const Sequence* source : sources_) {
+    auto it = waiting_.lower_bound(source->group());
+    while (it != waiting_.end() && it->second->group() == source->group()) {
+      Sequence& sample = *it->second;
+      if (sample.state() != SequenceState::waiting) {  // preempted: it has tokens of its own
+        ++it;
+        continue;
+      }
+      if (!step.preempted.empty() || step.budget == 0 || admission_obstacle(1, claims)) break;
+      claim_fork(sample, claims);
+      it = waiting_.erase(it);
+      fork(*source, sample, step);
+      --claims.pages;  // the one that it has now
+    }
+  }
+  give_up_ended_sources();
+  sources_.clear();
+}
+
+void Scheduler::fork(const Sequence& source, Sequence& sample, Step& step) {
+  const int64_t computed = sample.prompt_length() - 1;
+  const auto num_shared = static_cast<size_t>(computed / options_.page_size);
+  run(sample);
+  for (size_t i = 0; i < num_shared; ++i) sample.pages.push_back(pages_.pin(source.pages[i].id()));
+  sample.adopt(computed);
+  select(sample, 1, step);
+  for (const int32_t slot : {source.slot.id(), sample.slot.id()}) step.slot_copies.push_back(slot);
+  if (computed % options_.page_size == 0) return;  // its own page starts with the token that it computes
+  for (const Sequence* sequence : {&source, &std::as_const(sample)}) {
+    step.page_copies.push_back(sequence->pages[num_shared].id());
+  }
+}
+
+void Scheduler::select_prefills(Step& step, std::vector<Sequence*> prefills) {
+  std::sort(prefills.begin(), prefills.end(), more_computed);
+  for (Sequence* sequence : prefills) {
+    if (sequence->state() != prefilling) continue;  // preempted for a row before it
     if (step.budget == 0) {
       step.skipped.emplace_back(sequence->handle(), SkipReason::token_budget);
       continue;
@@ -209,23 +255,35 @@ void Scheduler::select_prefills(Step& step) {
 }
 
 void Scheduler::admit_waiting(Step& step) {
-  int64_t growth = waiting_.empty() ? 0 : expected_growth();
-  while (!waiting_.empty()) {
-    Sequence& head = *waiting_.begin()->second;
-    auto obstacle = admission_obstacle(head, growth);
+  Claims claims = waiting_.empty() ? Claims{} : running_claims();
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Sequence& head = *it->second;
+    const bool awaits = awaits_prompt(head);
+    auto obstacle = admission_obstacle(awaits ? 1 : pages_for(head.num_tokens()), claims);
     if (!step.preempted.empty()) obstacle = SkipReason::after_preemption;
-    if (step.budget == 0) obstacle = SkipReason::token_budget;
+    if (step.budget == 0 && !awaits) obstacle = SkipReason::token_budget;
     if (obstacle) {
       step.skipped.emplace_back(head.handle(), *obstacle);
       return;
     }
-    waiting_.erase(waiting_.begin());
-    head.transition(prefilling);
-    head.slot = slots_.allocate();
-    running_.insert(std::upper_bound(running_.begin(), running_.end(), &head, older), &head);
+    if (awaits) {
+      step.skipped.emplace_back(head.handle(), SkipReason::shared_prompt);
+      claim_fork(head, claims);
+      ++it;
+      continue;
+    }
+    it = waiting_.erase(it);
+    run(head);
     select(head, std::min({head.num_tokens(), int64_t{options_.max_chunk_tokens}, step.budget}), step);
-    growth += expected_growth(head);
+    ++claims.places;
+    claims.pages += expected_growth(head, static_cast<int64_t>(head.pages.size()));
   }
+}
+
+void Scheduler::run(Sequence& sequence) {
+  sequence.transition(prefilling);
+  sequence.slot = slots_.allocate();
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, older), &sequence);
 }
 
 // First everybody's first draft, then everybody's second: the earlier a draft, the likelier it is accepted.
@@ -274,27 +332,76 @@ int64_t Scheduler::computable_tokens(const Sequence& sequence) const noexcept {
   return pages * options_.page_size - sequence.num_scheduled();
 }
 
-// Pages that a running request will ask for soon: the rest of its known tokens, or one more to grow into.
-int64_t Scheduler::expected_growth(const Sequence& sequence) const noexcept {
-  const auto held = static_cast<int64_t>(sequence.pages.size());
+// Pages that a running request will ask for soon, when it holds num_pages: the rest of its known tokens, or one
+// more to grow into.
+int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) const noexcept {
   const int64_t at_most = pages_for(sequence.max_length() - 1);  // the last token is never computed
-  return std::max(pages_for(sequence.num_tokens()), std::min(held + 1, at_most)) - held;
+  return std::max(pages_for(sequence.num_tokens()), std::min(num_pages + 1, at_most)) - num_pages;
 }
 
-int64_t Scheduler::expected_growth() const noexcept {
-  int64_t growth = 0;
-  for (const Sequence* sequence : running_) growth += expected_growth(*sequence);
-  return growth;
+Scheduler::Claims Scheduler::running_claims() const noexcept {
+  Claims claims{.places = num_running(), .pages = 0};
+  for (const Sequence* sequence : running_) {
+    claims.pages += expected_growth(*sequence, static_cast<int64_t>(sequence->pages.size()));
+  }
+  return claims;
+}
+
+// A fork takes one page, the last of its prompt, and grows like anybody else.
+void Scheduler::claim_fork(const Sequence& sample, Claims& claims) const noexcept {
+  ++claims.places;
+  claims.pages += 1 + expected_growth(sample, pages_for(sample.prompt_length()));
+}
+
+// Whether another sample is computing the prompt that this one, which never ran, can start from.
+bool Scheduler::awaits_prompt(const Sequence& sequence) const noexcept {
+  if (sequence.group() == 0 || sequence.state() != waiting || sequence.prompt_length() == 1) return false;
+  auto it = std::lower_bound(running_.begin(), running_.end(), sequence.group(),
+                             [](const Sequence* s, Handle handle) { return s->handle() < handle; });
+  for (; it != running_.end() && (*it)->group() == sequence.group(); ++it) {
+    if ((*it)->num_output() == 0) return true;
+  }
+  return false;
+}
+
+// Whether others can start from what this sequence holds: it has computed exactly its prompt.
+bool Scheduler::is_awaited(const Sequence& sequence) const noexcept {
+  const int64_t length = sequence.prompt_length();
+  if (sequence.group() == 0 || length == 1 || sequence.num_computed() != length || sequence.num_output() != 1) {
+    return false;
+  }
+  auto it = waiting_.lower_bound(sequence.group());
+  for (; it != waiting_.end() && it->second->group() == sequence.group(); ++it) {
+    if (it->second->state() == waiting) return true;
+  }
+  return false;
+}
+
+// Keeps the first of a request's samples that others can start from.
+void Scheduler::note_source(Sequence& sequence) {
+  const auto is_sibling = [&](const Sequence* source) { return source->group() == sequence.group(); };
+  if (is_awaited(sequence) && std::none_of(sources_.begin(), sources_.end(), is_sibling)) {
+    sources_.push_back(&sequence);
+  }
+}
+
+// Nobody computes with what these hold, so it is the first to go. False if there is none.
+bool Scheduler::give_up_ended_sources() noexcept {
+  return std::erase_if(sources_, [](Sequence* source) {
+           if (!source->finished()) return false;
+           source->release_resources();
+           return true;
+         }) > 0;
 }
 
 // Nothing is reserved for the newcomer: pages are leased chunk by chunk. But it must find enough free ones
 // for its known tokens beside what the running requests are about to need, or they would soon preempt each
 // other.
-std::optional<SkipReason> Scheduler::admission_obstacle(const Sequence& sequence,
-                                                        int64_t growth) const noexcept {
-  if (num_running() >= running_limit_) return SkipReason::running_limit;
-  if (slots_.num_free() == 0) return SkipReason::no_free_slot;
-  if (pages_for(sequence.num_tokens()) + growth > pages_.num_free()) return SkipReason::no_free_page;
+std::optional<SkipReason> Scheduler::admission_obstacle(int64_t num_pages,
+                                                        const Claims& claims) const noexcept {
+  if (claims.places >= running_limit_) return SkipReason::running_limit;
+  if (slots_.num_free() <= claims.places - num_running()) return SkipReason::no_free_slot;
+  if (num_pages + claims.pages > pages_.num_free()) return SkipReason::no_free_page;
   return std::nullopt;
 }
 
@@ -310,6 +417,7 @@ void Scheduler::select(Sequence& sequence, int64_t num_tokens, Step& step) {
 // alone: then only deferred pages are missing, and they come back without any work lost.
 bool Scheduler::make_room(Sequence& sequence, Step& step) {
   while (computable_tokens(sequence) == 0) {
+    if (give_up_ended_sources()) continue;
     if (running_.size() == 1) {
       step.skipped.emplace_back(sequence.handle(), SkipReason::no_free_page);
       return false;
@@ -369,6 +477,8 @@ std::shared_ptr<StepPlan> Scheduler::build_plan(const Step& step) {
     selection.sequence->begin_step(selection.num_tokens, static_cast<int64_t>(selection.drafts.size()));
     in_flight_.push_back(selection.sequence);
   }
+  plan->page_copies = step.page_copies;
+  plan->slot_copies = step.slot_copies;
   plan->skipped = step.skipped;
   plan->preempted = step.preempted;
   return plan;
@@ -474,6 +584,7 @@ CommitReport Scheduler::commit(const StepPlan& plan, std::span<const int32_t> to
       retire(sequence, *terminal);
       any_finished = true;
     }
+    if (!own.empty()) note_source(sequence);
     // Pages of rejected drafts.
     while (static_cast<int64_t>(sequence.pages.size()) > pages_for(sequence.num_computed())) {
       sequence.pages.pop_back();

@@ -25,6 +25,7 @@ struct SubmitOptions {
   int64_t max_tokens = 0;
   int64_t min_tokens = 0;
   std::vector<int32_t> stop_token_ids;
+  int64_t num_samples = 1;
 };
 
 // Tokens proposed to follow a request's newest one, by handle.
@@ -42,9 +43,17 @@ using Drafts = std::unordered_map<Handle, std::vector<int32_t>>;
 //  - victims are the requests with the fewest computed tokens, so M is one only when it runs alone; then
 //    every page that is not deferred is its own or free, and the length limit keeps it within the cache;
 //  - prefills are served by most computed tokens first. If M is one, a step passes over it only after
-//    selecting a decode row, which samples; with no such row it may preempt for the page that it lacks.
+//    selecting a decode row or a fork's, which samples; with no such row it may preempt for the page that it
+//    lacks.
 // Sampled tokens survive preemption and are at most the sum of max_tokens; between two of them the computed
 // tokens of M only grow, up to max_model_len. So no trace of preemptions can go on for ever.
+//
+// Samples. A request for several is as many sequences with neighbouring handles. While one of them computes the
+// prompt, those that never ran are passed over, but what they will need counts as taken, so that nobody behind
+// them gets it. In the step after, they fork: they share the pages before the one of the prompt's last token by
+// reference, get copies of that page and of the slot, and compute that token again, for its logits. Its slot
+// must therefore allow for one position to be processed again. Who misses that step computes its prompt by itself,
+// and the others wait for it.
 //
 // Drafts. They take rows and pages that everybody else has left, and pages of rejected ones are free again after
 // commit(): a plan is the one without drafts, and rows added to it.
@@ -54,6 +63,7 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
+  // Returns the handle of the first sample; those of the others follow it.
   Handle submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& limits);
   // Both end a live request at once, in any state, and return false if it has ended already. If it is part of
   // the outstanding plan, commit() drops its result.
@@ -93,20 +103,31 @@ class Scheduler {
     std::span<const int32_t> drafts = {};  // the last of num_tokens
   };
   struct Step {
-    int64_t budget;
+    int64_t budget = 0;
     std::vector<Selection> selected;
     std::vector<std::pair<Handle, SkipReason>> skipped;
     std::vector<Handle> preempted;
+    std::vector<int32_t> page_copies;
+    std::vector<int32_t> slot_copies;
+  };
+  // What is spoken for: places among the running, and free pages that will soon be asked for.
+  struct Claims {
+    int64_t places = 0;
+    int64_t pages = 0;
   };
 
+  std::vector<Sequence*> running_in(SequenceState state) const;
   void select_decodes(Step& step);
-  void select_prefills(Step& step);
+  void select_forks(Step& step);
+  void fork(const Sequence& source, Sequence& sample, Step& step);
+  void select_prefills(Step& step, std::vector<Sequence*> prefills);
   void admit_waiting(Step& step);
   void add_drafts(Step& step, const Drafts& drafts);
   bool add_draft(Selection& selection);
   std::shared_ptr<StepPlan> build_plan(const Step& step);
   void append_to_plan(StepPlan& plan, const Selection& selection) const;
 
+  void run(Sequence& sequence);
   void select(Sequence& sequence, int64_t num_tokens, Step& step);
   bool make_room(Sequence& sequence, Step& step);
   void preempt(Sequence& victim, Step& step);
@@ -116,10 +137,16 @@ class Scheduler {
     return (num_tokens + options_.page_size - 1) / options_.page_size;
   }
   int64_t computable_tokens(const Sequence& sequence) const noexcept;
-  int64_t expected_growth(const Sequence& sequence) const noexcept;
-  int64_t expected_growth() const noexcept;
-  std::optional<SkipReason> admission_obstacle(const Sequence& sequence, int64_t growth) const noexcept;
-  std::string explain_admission(const Sequence& head) const;
+  int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const noexcept;
+  Claims running_claims() const noexcept;
+  void claim_fork(const Sequence& sample, Claims& claims) const noexcept;
+  bool awaits_prompt(const Sequence& sequence) const noexcept;
+  bool is_awaited(const Sequence& sequence) const noexcept;
+  void note_source(Sequence& sequence);
+  bool give_up_ended_sources() noexcept;
+  std::optional<SkipReason> admission_obstacle(int64_t num_pages, const Claims& claims) const noexcept;
+  std::string explain_waiting(const Sequence& sequence) const;
+  std::string explain_admission(const Sequence& head, const Claims& claims) const;
   std::string explain_running(const Sequence& sequence) const;
 
   Sequence* find(Handle handle) const noexcept;
@@ -139,13 +166,15 @@ class Scheduler {
   BlockManager pages_;     // declared before the sequences, whose leases point here
   BlockManager slots_;
   std::unordered_map<Handle, std::unique_ptr<Sequence>> sequences_;
-  std::unordered_map<std::string, Handle> live_ids_;
-  // Admission never overtakes, so whoever was preempted is older than whoever never ran, and ordering by
-  // arrival alone puts the preempted at the head.
+  std::unordered_map<std::string, int64_t> live_ids_;  // how many samples of each request are alive
+  // By arrival. Admission overtakes only samples that wait for their prompt, whose needs are set aside.
   std::map<Handle, Sequence*> waiting_;
   std::vector<Sequence*> running_;     // by arrival
   std::vector<Sequence*> retired_;     // finished, not forgotten
   std::vector<Sequence*> unreported_;  // finished, terminal event not taken
+  // Have computed exactly their prompt, which others wait for; until the next plan. One may have ended by that:
+  // it keeps what it holds until then.
+  std::vector<Sequence*> sources_;
   std::shared_ptr<const StepPlan> outstanding_;
   std::vector<Sequence*> in_flight_;  // sequences of the outstanding plan, in its order
   std::vector<std::pair<Handle, SkipReason>> last_skipped_;

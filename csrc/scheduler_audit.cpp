@@ -28,6 +28,7 @@ std::string_view label(SkipReason reason) noexcept {
     case SkipReason::running_limit: return "running_limit";
     case SkipReason::no_free_slot: return "no_free_slot";
     case SkipReason::after_preemption: return "after_preemption";
+    case SkipReason::shared_prompt: return "shared_prompt";
   }
   return "";
 }
@@ -41,16 +42,32 @@ std::string Scheduler::explain(Handle handle) const {
     return state + ": ended after " + to_string(sequence.num_output()) + " output tokens";
   }
   if (is_running(sequence.state())) return state + ": " + explain_running(sequence);
-  const auto ahead = std::distance(waiting_.begin(), waiting_.find(handle));
-  const Sequence& head = *waiting_.begin()->second;
-  if (ahead == 0) return state + ": " + explain_admission(head);
-  return state + ": behind " + to_string(ahead) + " earlier request" + (ahead == 1 ? "" : "s") +
-         ", the first of which ('" + head.request_id() + "') " + explain_admission(head);
+  return state + ": " + explain_waiting(sequence);
 }
 
-std::string Scheduler::explain_admission(const Sequence& head) const {
-  const int64_t growth = expected_growth();
-  const auto obstacle = admission_obstacle(head, growth);
+// Looks for the first that waits for more than its prompt: nobody behind it is admitted.
+std::string Scheduler::explain_waiting(const Sequence& sequence) const {
+  Claims claims = running_claims();
+  auto head = waiting_.begin();
+  for (; awaits_prompt(*head->second) && !admission_obstacle(1, claims); ++head) {
+    if (head->second == &sequence) {
+      return "waits for the prompt that it shares, which another sample of its request is computing";
+    }
+    claim_fork(*head->second, claims);
+  }
+  if (head->second == &sequence) return explain_admission(sequence, claims);
+  const auto ahead = std::distance(head, waiting_.find(sequence.handle()));
+  return "behind " + to_string(ahead) + " earlier request" + (ahead == 1 ? "" : "s") +
+         ", the first of which ('" + head->second->request_id() + "') " +
+         explain_admission(*head->second, claims);
+}
+
+std::string Scheduler::explain_admission(const Sequence& head, const Claims& claims) const {
+  const int64_t num_pages = awaits_prompt(head) ? 1 : pages_for(head.num_tokens());
+  const int64_t num_awaiting = claims.places - num_running();
+  const std::string beside =
+      num_awaiting == 0 ? "" : " and " + to_string(num_awaiting) + " are about to, with a prompt that they share";
+  const auto obstacle = admission_obstacle(num_pages, claims);
   if (!obstacle) {
     const auto last = std::find_if(last_skipped_.begin(), last_skipped_.end(),
                                    [&](const auto& skip) { return skip.first == head.handle(); });
@@ -62,17 +79,20 @@ std::string Scheduler::explain_admission(const Sequence& head) const {
   }
   switch (*obstacle) {
     case SkipReason::running_limit:
-      return "waits for a running request to end: " + to_string(num_running()) + " run, the limit is " +
+      return "waits for a running request to end: " + to_string(num_running()) + " run" + beside +
+             ", the limit is " +
              to_string(running_limit_) + " (the least of max_num_seqs " + to_string(options_.max_num_seqs) +
              ", usable slots " + to_string(slots_.num_usable()) + ", max_num_batched_tokens " +
              to_string(options_.max_num_batched_tokens) + ")";
     case SkipReason::no_free_slot:
-      return "waits for a state slot: all " + to_string(slots_.num_usable()) + " are leased";
+      return "waits for a state slot: of " + to_string(slots_.num_usable()) + ", " +
+             to_string(slots_.num_usable() - slots_.num_free()) + " are leased" +
+             (num_awaiting == 0 ? "" : " and " + to_string(num_awaiting) + " spoken for");
     default:
-      return "needs " + to_string(pages_for(head.num_tokens())) + " pages for its " +
-             to_string(head.num_tokens()) + " known tokens; " + to_string(pages_.num_free()) + " of " +
-             to_string(pages_.num_usable()) + " are free, of which " + to_string(num_running()) +
-             " running requests are expected to need " + to_string(growth);
+      return "needs " + to_string(num_pages) + " pages for its " + to_string(head.num_tokens()) +
+             " known tokens; " + to_string(pages_.num_free()) + " of " + to_string(pages_.num_usable()) +
+             " are free, of which " + to_string(claims.places) + " running requests are expected to need " +
+             to_string(claims.pages);
   }
 }
 
@@ -145,9 +165,16 @@ void Scheduler::audit_queues() const {
     broken(to_string(running_.size()) + " running, " + to_string(waiting_.size()) + " waiting and " +
            to_string(retired_.size()) + " retired requests do not add up to " + to_string(sequences_.size()));
   }
-  if (running_.size() + waiting_.size() != live_ids_.size()) {
-    broken(to_string(live_ids_.size()) + " ids are live, but " +
-           to_string(running_.size() + waiting_.size()) + " requests are");
+  size_t num_live = 0;
+  for (const auto& [id, count] : live_ids_) num_live += static_cast<size_t>(count);
+  if (running_.size() + waiting_.size() != num_live) {
+    broken(to_string(num_live) + " samples are live by their ids, but " +
+           to_string(running_.size() + waiting_.size()) + " wait or run");
+  }
+  for (const Sequence* source : sources_) {
+    if (source->num_computed() != source->prompt_length() || !source->slot) {
+      broken(name_of(*source) + " is to be forked, but does not hold exactly its prompt");
+    }
   }
 }
 
@@ -187,6 +214,13 @@ void Scheduler::audit_progress(const Sequence& sequence) const {
   if (held != pages_for(sequence.num_scheduled())) {
     broken(name + " holds " + to_string(held) + " pages for " + to_string(sequence.num_scheduled()) +
            " tokens");
+  }
+  // A page is shared only when nobody will write to it.
+  for (auto i = static_cast<size_t>((sequence.prompt_length() - 1) / options_.page_size);
+       i < sequence.pages.size(); ++i) {
+    if (pages_.ref_count(sequence.pages[i].id()) != 1) {
+      broken(name + " shares page " + to_string(sequence.pages[i].id()) + ", which it writes to");
+    }
   }
   if (sequence.num_tokens() > length_limit_ || sequence.num_tokens() > sequence.max_length()) {
     broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, over its limit of " +

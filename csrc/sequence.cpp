@@ -48,8 +48,9 @@ bool may_follow(SequenceState from, SequenceState to) noexcept {
 }
 
 Sequence::Sequence(Handle handle, std::string request_id, std::span<const int32_t> prompt,
-                   SequenceLimits limits)
+                   SequenceLimits limits, Handle group)
     : handle_(handle),
+      group_(group),
       request_id_(std::move(request_id)),
       tokens_(prompt.begin(), prompt.end()),
       prompt_length_(static_cast<int64_t>(prompt.size())),

@@ -1,4 +1,4 @@
-// One request inside the scheduler: its tokens, its progress, what it holds, and the states it may pass
+// One sample of a request inside the scheduler: its tokens, its progress, what it holds, and the states it may pass
 // through.
 #pragma once
 
@@ -46,9 +46,12 @@ struct SequenceLimits {
 
 class Sequence {
  public:
-  Sequence(Handle handle, std::string request_id, std::span<const int32_t> prompt, SequenceLimits limits);
+  // group: handle of its request's first sample, or 0 for the only one. Handles of a group are neighbours.
+  Sequence(Handle handle, std::string request_id, std::span<const int32_t> prompt, SequenceLimits limits,
+           Handle group = 0);
 
   Handle handle() const noexcept { return handle_; }
+  Handle group() const noexcept { return group_; }
   const std::string& request_id() const noexcept { return request_id_; }
   const std::vector<int32_t>& tokens() const noexcept { return tokens_; }
   int64_t num_tokens() const noexcept { return static_cast<int64_t>(tokens_.size()); }
@@ -75,6 +78,8 @@ class Sequence {
     num_computed_ += in_flight_ - drafts_in_flight_ + num_accepted;
     in_flight_ = drafts_in_flight_ = 0;
   }
+  // Its pages and slot hold what another sequence has computed of the same tokens.
+  void adopt(int64_t num_computed) noexcept { num_computed_ = num_computed; }
   // Appends an output token; returns the terminal state that it brings about, if any.
   std::optional<SequenceState> append(int32_t token);
   // Gives pages and slot back; the tokens stay and count as not computed.
@@ -87,6 +92,7 @@ class Sequence {
  private:
   friend struct TestAccess;
   Handle handle_;
+  Handle group_;
   std::string request_id_;
   std::vector<int32_t> tokens_;
   int64_t prompt_length_;

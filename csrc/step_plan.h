@@ -16,12 +16,14 @@ enum class SkipReason : uint8_t {
   running_limit,     // as many requests run as may
   no_free_slot,      // every state slot is leased
   after_preemption,  // a step that had to preempt admits nobody
+  shared_prompt,     // another sample of its request computes the prompt that both share
 };
 std::string_view label(SkipReason reason) noexcept;
 
 // S sequences contribute N rows (tokens). Sequence s owns rows query_offsets[s] .. query_offsets[s+1] - 1,
 // which are its tokens at positions starts[s] .. starts[s] + num_tokens[s] - 1. Decode rows come first. The
 // last num_drafts[s] of a decoding sequence's rows are drafts: tokens that it has only if they are accepted.
+// Copies are made before any row is computed; what one writes, no other reads.
 struct StepPlan {
   int64_t step_id = 0;
   int32_t token_history = 0;                 // width of history
@@ -39,6 +41,8 @@ struct StepPlan {
   std::vector<int32_t> positions;            // [N]
   std::vector<int32_t> query_offsets;        // [S+1]
   std::vector<int32_t> history;  // [S, token_history] tokens before the chunk, -1 before position 0
+  std::vector<int32_t> page_copies;  // [C, 2] from, to
+  std::vector<int32_t> slot_copies;  // [C, 2] from, to
   int32_t num_samples = 0;
   std::vector<std::pair<Handle, SkipReason>> skipped;
   std::vector<Handle> preempted;

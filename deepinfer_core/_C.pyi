@@ -115,6 +115,11 @@ class StepPlan:
         [S] int32 rows, at least 1.
         """
     @property
+    def page_copies(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [C, 2] int32 pages (from, to), to be copied before any row is computed.
+        """
+    @property
     def positions(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [N] int32 position of each row.
@@ -138,8 +143,14 @@ class StepPlan:
     def skipped(self) -> list[tuple[int, str]]:
         """
         (handle, reason) of each running request without rows, and of the first waiting request that was not
-        admitted (everyone behind it waits for it). Reasons: token_budget, no_free_page, running_limit,
-        no_free_slot, after_preemption.
+        admitted (everyone behind it waits for it), and of the samples before that one which wait for a prompt
+        that another sample of their request computes. Reasons: token_budget, no_free_page, running_limit,
+        no_free_slot, after_preemption, shared_prompt.
+        """
+    @property
+    def slot_copies(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [C, 2] int32 state slots (from, to), to be copied before any row is computed.
         """
     @property
     def slots(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -256,13 +267,15 @@ class Scheduler:
         """
         A value of deepinfer_core.sequence.SequenceState.
         """
-    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
+    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], num_samples: typing.SupportsInt | typing.SupportsIndex = 1) -> int:
         """
-        Queue a request and return its handle; handles ascend. tokens: [prompt length] int32. The request ends
+        Queue a request and return its handle; handles ascend. num_samples: how many outputs it gets, each a
+        sequence of its own; their handles follow the returned one, and each ends by itself. They share the pages of
+        the prompt as far as they can. tokens: [prompt length] int32. A sample ends
         with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the first min_tokens
         outputs, or with 'length' at max_tokens outputs, max_model_len tokens or the size of the cache.
         ValueError, with nothing retained: id still live, empty prompt, prompt too long for max_model_len or the
-        cache, negative token id, max_tokens < 1, min_tokens < 0.
+        cache, negative token id, max_tokens < 1, min_tokens < 0, num_samples < 1.
         """
     def take_finished(self) -> list[tuple[int, str]]:
         """

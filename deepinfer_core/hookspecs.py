@@ -14,6 +14,10 @@ Unless a hook says otherwise it is called on the engine's driver thread, return 
 exception stops the engine with the plugin's name attached; a plugin that only observes may be set to ``warn``
 (``plugin_config``, key ``on_error``), and its exceptions are logged. Arguments are copies or frozen: changing them
 changes nothing for anybody else. Do not keep them beyond the call unless the hook says so.
+
+Hooks see requests, not their samples: of a request with ``n`` > 1, outputs hold all completions, and where a hook is
+about pages, slots or keys and values, those of the first sample stand for the request. The other samples start from
+its prompt and are not shown.
 """
 
 from __future__ import annotations
@@ -121,8 +125,8 @@ class HookSpecs:
     def finalize_seq(self, request_id: str) -> None:
         """A request's pages and slot are about to be given back.
 
-        When: once per request that ended, however it ended, before the scheduler reuses what it held.
-        Arguments: ``request_id``. For: ending transfers that still read its pages.
+        When: once per request, when its first sample has ended, however it ended, and before the scheduler reuses
+        what that held. Arguments: ``request_id``. For: ending transfers that still read its pages.
         """
 
     @hookspec
@@ -172,8 +176,9 @@ class HookSpecs:
     def on_error(self, request_id: str | None, error: BaseException) -> None:
         """Something failed.
 
-        When: a request failed (``request_id``) or a step did (None), before the error is reported or
-        raised. Arguments: ``error``, the exception. For: alerting. It cannot be suppressed here.
+        When: a request failed (``request_id``; once, at its end, if any of its samples did) or a step did (None),
+        before the error is reported or raised. Arguments: ``error``, the exception. For: alerting. It cannot be
+        suppressed here.
         """
 
 

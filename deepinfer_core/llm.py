@@ -127,7 +127,8 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionOutput]:
         """Complete one prompt piece by piece; each piece holds only what is new.
 
-        Joined texts equal :meth:`generate`'s text. The last piece has a ``finish_reason``. Closing the iterator
+        Joined texts equal :meth:`generate`'s text. The last piece has a ``finish_reason``; with ``n`` completions,
+        whose pieces come as they are ready and tell their ``index``, the last of each. Closing the iterator
         aborts the request. Raises RequestError, at once, for a prompt that cannot be served, and GenerationError
         for a request that fails while it runs.
         """
@@ -191,7 +192,8 @@ class LLM:
                 self._results[request_id] = []
         except RequestError as error:
             text = prompt if isinstance(prompt, str) else None
-            return RequestOutput.refused(request_id, str(error), prompt=text)
+            n = params.n if isinstance(params, SamplingParams) else 1
+            return RequestOutput.refused(request_id, str(error), prompt=text, n=n)
         return None
 
     def _next_outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
@@ -230,7 +232,7 @@ class LLM:
             while not finished:
                 for output in self._next_outputs([request_id]):
                     finished = output.finished
-                    yield output.outputs[0]
+                    yield from output.outputs
                     if output.error is not None:
                         raise GenerationError(f"the request failed: {output.error}")
         finally:

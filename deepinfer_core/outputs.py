@@ -85,13 +85,14 @@ class RequestMetrics:
 
 @attrs.frozen(slots=True)
 class RequestOutput:
-    """The state of one request; the last one has ``finished`` set, exactly once.
+    """The state of one request; the last one, when all its completions have ended, has ``finished`` set, exactly once.
 
     prompt: None when the prompt came as token ids.
     prompt_logprobs: one entry per prompt token, None for the first; None throughout unless
         ``SamplingParams.prompt_logprobs`` asked for them. Shorter if the request ended before its prompt was computed.
-    outputs: one completion; it is there for a refused request too, empty.
-    error: why the request was refused or failed; None otherwise.
+    outputs: ``SamplingParams.n`` completions by index, empty ones for a refused request; while streaming, those that
+        have something new.
+    error: why the request was refused, or which of its completions failed and why; None otherwise.
     """
 
     request_id: str
@@ -105,8 +106,14 @@ class RequestOutput:
 
     @classmethod
     def refused(
-        cls, request_id: str, error: str, *, prompt: str | None = None, prompt_token_ids: list[int] | None = None
+        cls,
+        request_id: str,
+        error: str,
+        *,
+        prompt: str | None = None,
+        prompt_token_ids: list[int] | None = None,
+        n: int = 1,
     ) -> RequestOutput:
         """The output of a request that never reached the engine."""
-        completion = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
-        return cls(request_id, prompt, prompt_token_ids or [], [completion], finished=True, error=error)
+        outputs = [CompletionOutput(index=index, text="", token_ids=[], finish_reason="error") for index in range(n)]
+        return cls(request_id, prompt, prompt_token_ids or [], outputs, finished=True, error=error)

@@ -18,6 +18,13 @@ from deepinfer_core.frozen import FrozenDict, freeze
 #: Which distribution logprobs are of: the model's own, or the one that tokens are drawn from.
 LogprobsMode = Literal["raw", "processed"]
 
+#: Most completions per prompt.
+MAX_SAMPLES = 128
+
+#: Between the seeds of two completions: odd, so that no two of a request are equal, and far from the differences
+#: between seeds that people choose.
+_SEED_STEP = 0x9E3779B97F4A7C15
+
 
 def _refuse(name: str, rule: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {rule}, got {value!r}")
@@ -164,7 +171,7 @@ class SamplingParams:
 
     Raises RequestError, naming the field, the rule and the value; an unknown field names its nearest relative.
 
-    n: completions per prompt; only 1 for now.
+    n: completions per prompt, in 1..128; more than one need a temperature. The prompt is computed once.
     temperature: 0 is greedy: the largest logit, ties to the lowest id, and the filters play no part.
     presence_penalty: in [-2, 2], taken from the logit of each token that the output has.
     frequency_penalty: in [-2, 2], taken from a token's logit as often as the output has it.
@@ -182,7 +189,8 @@ class SamplingParams:
     The order, for each token: logits_processor plugins, logit_bias, repetition, frequency and presence penalty,
     allowed and banned ids, temperature, top_k, top_p, min_p.
 
-    seed: in [0, 2**64); with it a request gives the same tokens whatever runs beside it. None: random.
+    seed: in [0, 2**64); with it a request gives the same tokens whatever runs beside it. None: random. Completion i
+        of n is what the seed (seed + i * 0x9E3779B97F4A7C15) mod 2**64 gives with n=1: the first is that of ``seed``.
     stop: strings that end the output; not part of the text unless ``include_stop_str_in_output``.
     stop_token_ids: token ids that end the output, besides the model's end-of-sequence ids.
     ignore_eos: the model's end-of-sequence ids do not end the output.
@@ -198,7 +206,7 @@ class SamplingParams:
         logits_processor component is what makes it act on the request.
     """
 
-    n: int = _integer_field("n", 1, "1 (several completions per prompt are not supported)", lambda v: v == 1)
+    n: int = _integer_field("n", 1, f"an integer in 1..{MAX_SAMPLES}", lambda v: 1 <= v <= MAX_SAMPLES)
     temperature: float = _real_field("temperature", 1.0, "a finite number >= 0 (0 is greedy)", lambda v: v >= 0)
     top_k: int = _integer_field("top_k", -1, "-1 or 0 (off) or a positive integer", lambda v: v >= -1)
     top_p: float = _real_field("top_p", 1.0, "in (0, 1]", lambda v: 0 < v <= 1)
@@ -243,6 +251,8 @@ class SamplingParams:
         if self.max_tokens is not None and len(self.forced_token_ids) > self.max_tokens:
             count = len(self.forced_token_ids)
             raise RequestError(f"forced_token_ids must be at most max_tokens ({self.max_tokens}), got {count} of them")
+        if self.n > 1 and self.is_greedy:
+            raise RequestError(f"n must be 1 when temperature is 0 (all completions would be equal), got {self.n}")
         self._check_choice()
 
     def _check_choice(self) -> None:
@@ -282,6 +292,10 @@ class SamplingParams:
     def resolve_seed(self, rng: random.Random) -> int:
         """The request's seed in [0, 2**64): its own, or a fresh one from ``rng``, drawn once at admission."""
         return rng.getrandbits(64) if self.seed is None else self.seed
+
+    def sample_seeds(self, seed: int) -> list[int]:
+        """Seeds of the ``n`` completions of a request with this seed: all different, the first is its own."""
+        return [(seed + index * _SEED_STEP) % 2**64 for index in range(self.n)]
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids and counts that a vocabulary of this size does not have."""

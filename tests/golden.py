@@ -35,11 +35,11 @@ class GoldenCase:
     prompts: dict[str, Any]
 
 
-def load_model(folder: Path, family: str = "cpu") -> TextModel:
+def load_model(folder: Path, family: str = "cpu", rollback: int = 0) -> TextModel:
     """The model of a checkpoint folder, on the kernel family given."""
     hf_config = load_hf_config(folder)
     architecture = DeepseekV41()
-    context = ModelContext(kernels=ops.family(family), tokenizer=load_tokenizer(folder))
+    context = ModelContext(kernels=ops.family(family), rollback=rollback, tokenizer=load_tokenizer(folder))
     model = architecture.build(architecture.translate_config(hf_config.config), context)
     load_weights(
         model.module, CheckpointIndex.open(folder), model.weight_specs(), ignore=model.unused_tensor, use_tqdm=False
@@ -74,9 +74,10 @@ class Sequences:
         self.seen: dict[str, torch.Tensor] = {}
         """What the tap saw of the last forward."""
 
-    def add(self, name: str, tokens: list[int], max_tokens: int = 1000) -> int:
-        """Queue a sequence; returns its handle."""
-        return int(self.scheduler.submit(name, np.asarray(tokens, np.int32), max_tokens=max_tokens))
+    def add(self, name: str, tokens: list[int], max_tokens: int = 1000, num_samples: int = 1) -> int:
+        """Queue a sequence, or several samples of it; returns its handle."""
+        ids = np.asarray(tokens, np.int32)
+        return int(self.scheduler.submit(name, ids, max_tokens=max_tokens, num_samples=num_samples))
 
     def step(self, following: dict[int, int] | None = None) -> tuple[_C.StepPlan, dict[int, torch.Tensor]]:
         """One step: its plan, and logits ``[rows, vocab]`` of every sequence in it.
@@ -86,6 +87,7 @@ class Sequences:
         self.scheduler.release_deferred()
         plan = self.scheduler.schedule()
         self.seen.clear()
+        self.caches.copy(plan)
         hidden = self.model.forward(
             build_input_batch(plan, self.model.token_lookback, CPU),
             self.caches.tensors,

@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts-file", metavar="FILE", help="UTF-8 text, one prompt per line; blank lines are skipped"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt and line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per completion and line")
     EngineArgs.add_cli_args(parser)
-    add_sampling_arguments(parser)
+    add_sampling_arguments(parser, several=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from deepinfer_core import LLM  # last: everything that can be refused without torch has been
 
     with LLM(**attrs.asdict(engine_args, recurse=False)) as llm:
-        if len(prompts) == 1 and not args.json:
+        if len(prompts) == 1 and params.n == 1 and not args.json:
             _stream(llm.stream(prompts[0], params))
             return 0
         outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
@@ -63,18 +63,22 @@ def _stream(pieces: Iterable[CompletionOutput]) -> None:
 def _print(index: int, count: int, output: RequestOutput, *, as_json: bool) -> None:
     where = f"[{index + 1}/{count}]"
     if as_json:
-        print(json.dumps(_as_json(index, output), ensure_ascii=False))
-    elif output.error is None:
-        print(f"{where} {output.prompt}\n{output.outputs[0].text}\n")
+        for completion in output.outputs:
+            print(json.dumps(_as_json(index, output, completion), ensure_ascii=False))
+    elif whole := [completion for completion in output.outputs if completion.finish_reason != "error"]:
+        print(f"{where} {output.prompt}")
+        for completion in whole:
+            print(f"({completion.index + 1}) {completion.text}" if len(output.outputs) > 1 else completion.text)
+        print()
     if output.error is not None:
         sys.stdout.flush()  # so that both streams, shown together, stay in order
         print(f"deepinfer generate: error: {where} {output.error}", file=sys.stderr)
 
 
-def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
-    completion = output.outputs[0]
+def _as_json(index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
     return {
         "index": index,
+        "sample": completion.index,
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "text": completion.text,

@@ -64,16 +64,22 @@ _SAMPLING: tuple[tuple[str, Any, str, str], ...] = (
     ("prompt_logprobs", int, "N", "with --json: the same for each token of the prompt, raw"),
     ("extra", _json_table, "JSON", "parameters for logits_processor plugins, by component name"),
 )
+#: The same, of commands that can show several completions.
+_SEVERAL: tuple[tuple[str, Any, str, str], ...] = (
+    ("n", int, "N", "completions per prompt; more than one need a temperature"),
+)
 _PREFIX = "sampling_"
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, several: bool = False, **defaults: Any) -> None:
     """One option per field; what is not given is left to the checkpoint's generation_config.json, then to
     ``defaults``, then to SamplingParams.
+
+    several: offer several completions per prompt.
     """
     group = parser.add_argument_group("sampling (where not given: as generation_config.json says)")
     known = {field.name: field.default for field in attrs.fields(SamplingParams)} | defaults
-    for name, read, metavar, help in _SAMPLING:
+    for name, read, metavar, help in (*_SEVERAL, *_SAMPLING) if several else _SAMPLING:
         default = "" if known[name] in (None, (), {}) else f" (default: {known[name]})"
         option = f"--{name.replace('_', '-')}"
         group.add_argument(option, dest=_PREFIX + name, type=read, metavar=metavar, help=help + default)

@@ -129,14 +129,14 @@ class LLMEngine:
                 max_tokens=min(params.max_tokens or longest, longest),
                 min_tokens=min(params.tokens_before_stop, longest),
                 stop_token_ids=list(stop_ids),
+                num_samples=params.n,
             )
         except ValueError as error:
             raise RequestError(str(error)) from None
-        sampling = SamplingState(
-            request_id, params, params.resolve_seed(self._rng), token_ids, stop_ids, is_processed=is_processed
-        )
-        detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
-        request.samples = [Sample(request, 0, handle, sampling, detokenizer)]
+        for index, seed in enumerate(params.sample_seeds(params.resolve_seed(self._rng))):
+            sampling = SamplingState(request_id, params, seed, token_ids, stop_ids, is_processed=is_processed)
+            detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
+            request.samples.append(Sample(request, index, handle + index, sampling, detokenizer))
         self._scoring.add(request)
         self._requests[request_id] = request
         self._samples |= {sample.handle: sample for sample in request.samples}

@@ -56,7 +56,8 @@ class ModelContext:
     """What a model is built with.
 
     kernels: the backend's kernel family (a namespace of ops).
-    rollback: how many already processed positions of a sequence may be processed again (rejected drafts).
+    rollback: how many already processed positions of a sequence may be processed again (rejected drafts, and the
+        last token of a prompt that several samples share).
     tokenizer: of the checkpoint, or None when none is at hand (a model that needs it says so).
     device: where the forward's tensors will be; what a model makes itself, such as rotary frequencies, belongs there.
     """

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from deepinfer_core.interfaces.cache import CacheLayout
+from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from deepinfer_core._C import StepPlan
 
 
 class CacheEngine:
@@ -33,6 +38,19 @@ class CacheEngine:
     def copy_slot(self, slot: int) -> dict[str, Tensor]:
         """A copy of everything one slot holds, by buffer name."""
         return {buffer.name: self.tensors[buffer.name][slot].clone() for buffer in self.layout.slots}
+
+    def copy(self, plan: StepPlan) -> None:
+        """Make the copies of a step, before anything of it is computed."""
+        for buffers, copies in ((self.layout.pages, plan.page_copies), (self.layout.slots, plan.slot_copies)):
+            if len(copies):
+                self._copy(buffers, copies)
+
+    def _copy(self, buffers: Iterable[StateBuffer], copies: NDArray[np.int32]) -> None:
+        """``copies``: ``[C, 2]``, from and to; nothing is both."""
+        for buffer in buffers:
+            tensor = self.tensors[buffer.name]
+            sources, targets = torch.from_numpy(copies.T.astype(np.int64)).to(tensor.device)
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     @property
     def nbytes(self) -> int:

@@ -45,6 +45,7 @@ class ModelRunner:
         return StepResult(sampled, self._scorer.score(hidden, rows.prompt, self.model.logits, logits.shape[1]))
 
     def forward(self, plan: StepPlan) -> Tensor:
-        """Run the layers, write the caches, and return the rows' hidden states ``[N, hidden]`` bf16."""
+        """Make the plan's copies, run the layers, write the caches → the rows' hidden states ``[N, hidden]`` bf16."""
+        self.caches.copy(plan)
         batch = build_input_batch(plan, self.model.token_lookback, self._device)
         return self.model.forward(batch, self.caches.tensors, self.tap)

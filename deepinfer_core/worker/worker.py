@@ -61,7 +61,8 @@ class Worker:
         architecture = manager.model_for(hf_config.architecture)
         arch_config = architecture.translate_config(hf_config.config)
         kernels = model_kernels(manager, self.backend)
-        context = ModelContext(kernels=kernels, tokenizer=tokenizer, device=self.backend.device)
+        # Samples that fork process their prompt's last token again.
+        context = ModelContext(kernels=kernels, rollback=1, tokenizer=tokenizer, device=self.backend.device)
         return architecture.build(arch_config, context), arch_config
 
     def _load(self, model: Model, index: CheckpointIndex) -> None:

@@ -43,8 +43,11 @@ class FakeLLM:
         if not prompt:
             return RequestOutput.refused(request_id, "the prompt is empty", prompt=prompt)
         logprobs = [{7: Logprob(-0.5, 1, "x"), 8: Logprob(-1.5, 2, "y")}]
-        completion = CompletionOutput(0, prompt[::-1], [7, 8], logprobs=logprobs, finish_reason="stop")
-        return RequestOutput(request_id, prompt, [1, 2], [completion], finished=True)
+        completions = [
+            CompletionOutput(index, prompt[::-1], [7, 8], logprobs=logprobs, finish_reason="stop")
+            for index in range(self.params.n)
+        ]
+        return RequestOutput(request_id, prompt, [1, 2], completions, finished=True)
 
 
 @pytest.fixture

@@ -56,11 +56,21 @@ def test_json_prints_one_object_per_line(llm: Any, capsys: pytest.CaptureFixture
     assert "é" in lines[1] and second["index"] == 1
 
 
+def test_several_completions_are_numbered(llm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--n", "2", "--temperature", "1", "ab") == 0
+    assert capsys.readouterr().out == "[1/1] ab\n(1) ba\n(2) ba\n\n"
+    assert generate("--n", "2", "--temperature", "1", "--json", "ab", "cd") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["index"], line["sample"], line["text"]) for line in lines] == [
+        (0, 0, "ba"), (0, 1, "ba"), (1, 0, "dc"), (1, 1, "dc"),
+    ]  # fmt: skip
+
+
 def test_a_token_that_could_not_be_drawn_has_no_logprob_in_the_json() -> None:
     """JSON has no infinities, and a forced token may have been excluded."""
     position = {7: Logprob(-math.inf, 9, "x"), 8: Logprob(-0.5, 1, "y")}
     completion = CompletionOutput(0, "x", [7], cumulative_logprob=-math.inf, logprobs=[position])
-    shown = _as_json(0, RequestOutput("0", "p", [1], [completion], finished=True))
+    shown = _as_json(0, RequestOutput("0", "p", [1], [completion], finished=True), completion)
     assert shown["cumulative_logprob"] is None
     assert [entry["logprob"] for entry in shown["logprobs"][0]] == [None, -0.5]
     json.dumps(shown, allow_nan=False)

@@ -45,7 +45,9 @@ def test_the_defaults_are_the_ecosystems() -> None:
         ({"temperature": -0.1}, "temperature must be a finite number >= 0 (0 is greedy), got -0.1"),
         ({"min_p": 1.01}, "min_p must be in [0, 1], got 1.01"),
         ({"top_k": -2}, "top_k must be -1 or 0 (off) or a positive integer, got -2"),
-        ({"n": 2}, "n must be 1 (several completions per prompt are not supported), got 2"),
+        ({"n": 0}, "n must be an integer in 1..128, got 0"),
+        ({"n": 129}, "n must be an integer in 1..128, got 129"),
+        ({"n": 2, "temperature": 0}, "n must be 1 when temperature is 0 (all completions would be equal), got 2"),
         ({"max_tokens": 0}, "max_tokens must be None or an integer >= 1, got 0"),
         ({"min_tokens": -1}, "min_tokens must be an integer >= 0, got -1"),
         ({"min_tokens": 17}, "min_tokens must be <= max_tokens (16), got 17"),
@@ -194,6 +196,13 @@ def test_greedy_is_temperature_zero() -> None:
 @given(st.integers(0, 2**64 - 1))
 def test_a_given_seed_is_kept(seed: int) -> None:
     assert SamplingParams(seed=seed).resolve_seed(random.Random(0)) == seed
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(2, 128))
+def test_completions_have_seeds_of_their_own(seed: int, n: int) -> None:
+    seeds = SamplingParams(n=n).sample_seeds(seed)
+    assert seeds[0] == seed and len(set(seeds)) == n and all(0 <= each < 2**64 for each in seeds)
+    assert SamplingParams(n=2).sample_seeds(seed) == seeds[:2]
 
 
 def test_a_missing_seed_is_drawn_anew_each_time() -> None:

@@ -18,6 +18,7 @@ struct TestAccess {
   static BlockManager& pages(Scheduler& s) { return s.pages_; }
   static auto& running(Scheduler& s) { return s.running_; }
   static auto& waiting(Scheduler& s) { return s.waiting_; }
+  static auto& sources(Scheduler& s) { return s.sources_; }
   static auto& unreported(Scheduler& s) { return s.unreported_; }
   static auto& live_ids(Scheduler& s) { return s.live_ids_; }
   static Sequence& sequence(Scheduler& s, Handle handle) { return *s.sequences_.at(handle); }
@@ -123,7 +124,14 @@ void audit_names_every_damage() {
                [](Scheduler& s) { A::running(s).push_back(&A::sequence(s, kWaiting)); });
   expect_named("do not add up", [](Scheduler& s) { A::running(s).pop_back(); });
   expect_named("do not add up", [](Scheduler& s) { A::waiting(s).clear(); });
-  expect_named("ids are live", [](Scheduler& s) { A::live_ids(s).erase("waiting"); });
+  expect_named("live by their ids", [](Scheduler& s) { A::live_ids(s).erase("waiting"); });
+  expect_named("is to be forked", [](Scheduler& s) {
+    A::sources(s).push_back(&A::sequence(s, kPrefilling));
+  });
+  expect_named("shares page", [](Scheduler& s) {
+    Sequence &decoding = A::sequence(s, kDecoding), &prefilling = A::sequence(s, kPrefilling);
+    prefilling.pages.back() = A::pages(s).pin(decoding.pages.back().id());
+  });
   expect_named("two terminal events",
                [](Scheduler& s) { A::unreported(s).push_back(A::unreported(s).front()); });
   expect_named("terminal event lost", [](Scheduler& s) { A::unreported(s).clear(); });

@@ -595,3 +595,122 @@ def test_bad_drafts_and_counts_change_nothing() -> None:
             scheduler.commit(plan, np.array(tokens, np.int32), np.array(counts, np.int32))
     scheduler.commit(plan, np.array([1, 2, 3], np.int32), np.array([3], np.int32))
     scheduler.audit()
+
+
+# -- several samples of a request ------------------------------------------------------------------
+
+
+def used_pages(scheduler: Scheduler) -> int:
+    return scheduler.num_pages - 1 - scheduler.num_free_pages
+
+
+def table(plan: StepPlan, place: int) -> list[int]:
+    return plan.block_table[plan.block_table_offsets[place] : plan.block_table_offsets[place + 1]].tolist()
+
+
+def test_samples_start_from_the_prompt_that_the_first_has_computed() -> None:
+    scheduler = make()
+    first = scheduler.submit("a", prompt(10), max_tokens=4, num_samples=3)
+    plan = step(scheduler)
+    assert plan.handles.tolist() == [first] and used_pages(scheduler) == 3
+    assert plan.skipped == [(first + 1, "shared_prompt"), (first + 2, "shared_prompt")]
+    plan = step(scheduler)
+    assert plan.handles.tolist() == [first, first + 1, first + 2]
+    assert (plan.starts.tolist(), plan.num_tokens.tolist()) == ([10, 9, 9], [1, 1, 1])
+    assert (plan.is_decode.tolist(), plan.samples.tolist()) == ([True, False, False], [True, True, True])
+    tables = [table(plan, place) for place in range(3)]
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    assert plan.page_copies.tolist() == [[tables[0][2], tables[1][2]], [tables[0][2], tables[2][2]]]
+    assert plan.slot_copies.tolist() == [[plan.slots[0], plan.slots[1]], [plan.slots[0], plan.slots[2]]]
+    assert used_pages(scheduler) == 2 + 3
+    plan = step(scheduler)
+    assert plan.is_decode.all() and plan.slot_copies.shape == plan.page_copies.shape == (0, 2)
+
+
+def test_a_page_that_holds_only_the_recomputed_token_is_not_copied() -> None:
+    scheduler = make()
+    scheduler.submit("a", prompt(9), max_tokens=4, num_samples=2)
+    step(scheduler)
+    plan = step(scheduler)
+    assert plan.starts.tolist() == [9, 8] and len(plan.slot_copies) == 1 and len(plan.page_copies) == 0
+    assert used_pages(scheduler) == 2 + 2
+
+
+def test_samples_fork_from_one_that_its_first_token_ended() -> None:
+    scheduler = make()
+    first = scheduler.submit("a", prompt(10), max_tokens=1, num_samples=4)
+    rows = [step(scheduler).num_rows for _ in range(2)]
+    assert rows == [10, 3], "the prompt is computed once"
+    assert scheduler.take_finished() == [(first + sample, "length") for sample in range(4)]
+    scheduler.release_deferred()
+    assert used_pages(scheduler) == 0
+
+
+def test_an_ended_source_gives_way_to_whoever_runs() -> None:
+    """What it holds is of use to forks only, and comes back before anybody is preempted."""
+    scheduler = make(num_pages=5, page_size=4)
+    running = scheduler.submit("a", prompt(4), max_tokens=13)
+    advance_to(scheduler, running, "decoding")
+    scheduler.submit("b", prompt(5), max_tokens=1, num_samples=2)
+    while scheduler.num_running or scheduler.num_waiting:
+        step(scheduler)
+    assert scheduler.num_preemptions == 0
+
+
+def test_when_the_first_is_gone_another_computes_the_prompt() -> None:
+    scheduler = make(max_chunk_tokens=4)
+    first = scheduler.submit("a", prompt(10), max_tokens=3, num_samples=3)
+    step(scheduler)
+    scheduler.cancel(first)
+    plan = step(scheduler)
+    assert (plan.handles.tolist(), plan.starts.tolist()) == ([first + 1], [0])
+    assert plan.skipped == [(first + 2, "shared_prompt")]
+    for _ in range(3):
+        plan = step(scheduler)
+    assert (plan.handles.tolist(), plan.starts.tolist()) == ([first + 1, first + 2], [10, 9])
+
+
+def test_samples_that_wait_for_their_prompt_block_nobody() -> None:
+    scheduler = make(max_chunk_tokens=4)
+    first = scheduler.submit("a", prompt(12), max_tokens=3, num_samples=3)
+    other = scheduler.submit("b", prompt(3), max_tokens=3)
+    assert step(scheduler).handles.tolist() == [first, other]
+    assert "prompt that it shares" in scheduler.explain(first + 1)
+    assert scheduler.explain(first).startswith("prefilling")
+
+
+def test_nobody_takes_the_places_and_pages_of_samples_that_wait_for_their_prompt() -> None:
+    scheduler = make(max_num_seqs=3, max_chunk_tokens=4)
+    first = scheduler.submit("a", prompt(8), max_tokens=3, num_samples=3)
+    other = scheduler.submit("b", prompt(3), max_tokens=3)
+    assert step(scheduler).skipped[-1] == (other, "running_limit")
+    assert "1 run and 2 are about to" in scheduler.explain(other)
+    step(scheduler)
+    assert step(scheduler).handles.tolist() == [first, first + 1, first + 2]
+    scheduler = make(num_pages=7, max_chunk_tokens=4)
+    scheduler.submit("a", prompt(8), max_tokens=3, num_samples=3)
+    other = scheduler.submit("b", prompt(3), max_tokens=3)
+    assert step(scheduler).skipped[-1] == (other, "no_free_page")
+
+
+def test_samples_beyond_the_limit_run_when_there_is_room() -> None:
+    scheduler = make(max_num_seqs=2)
+    first = scheduler.submit("a", prompt(6), max_tokens=2, num_samples=5)
+    events: list[tuple[int, str]] = []
+    while scheduler.has_unfinished():
+        step(scheduler)
+        events += scheduler.take_finished()
+    assert sorted(events) == [(first + sample, "length") for sample in range(5)]
+
+
+def test_the_id_of_a_request_is_live_until_its_last_sample_has_ended() -> None:
+    scheduler = make()
+    first = scheduler.submit("a", prompt(3), max_tokens=3, num_samples=2)
+    assert scheduler.request_id(first) == scheduler.request_id(first + 1) == "a"
+    scheduler.cancel(first)
+    with pytest.raises(ValueError, match="still alive"):
+        scheduler.submit("a", prompt(3), max_tokens=3)
+    scheduler.cancel(first + 1)
+    assert scheduler.submit("a", prompt(3), max_tokens=3) == first + 2
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        scheduler.submit("b", prompt(3), max_tokens=3, num_samples=0)

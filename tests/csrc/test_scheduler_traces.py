@@ -7,7 +7,7 @@ page, slot, position, history or order therefore changes the tokens it samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ def extend(state: int, token: int) -> int:
     return (state * 1_000_003 + token + 1) % (2**61 - 1)
 
 
-def sampled(state: int) -> int:
-    return (state >> 7) % VOCABULARY
+def sampled(state: int, sample: int = 0) -> int:
+    return (state >> (7 + sample)) % VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Request:
     max_tokens: int
     min_tokens: int = 0
     stops: tuple[int, ...] = ()
+    num_samples: int = 1
+    sample: int = 0
+    """Which of them this is."""
 
     def following(self, output: list[int], count: int) -> list[int]:
         """The next tokens after some output, as if nothing ended it."""
@@ -46,7 +49,7 @@ class Request:
             state = extend(state, token)
         tokens = []
         for _ in range(count):
-            tokens.append(sampled(state))
+            tokens.append(sampled(state, self.sample))
             state = extend(state, tokens[-1])
         return tokens
 
@@ -57,7 +60,7 @@ class Request:
             state = extend(state, token)
         output: list[int] = []
         while True:
-            output.append(sampled(state))
+            output.append(sampled(state, self.sample))
             state = extend(state, output[-1])
             if output[-1] in self.stops and len(output) > self.min_tokens:
                 return output, "stop"
@@ -73,17 +76,26 @@ class Device:
         self.pages = np.full((options["num_pages"], self.page_size), -1, np.int64)
         self.slots: list[list[int]] = [[] for _ in range(options["num_slots"])]  # hash after 0, 1, 2, … tokens
 
-    def run(self, plan: StepPlan) -> list[list[int]]:
-        """Write every row, then verify; returns the tokens of each sampling sequence."""
+    def run(self, plan: StepPlan, samples: list[int]) -> list[list[int]]:
+        """Make copies, write every row, then verify; returns the tokens of each sampling sequence.
+
+        samples: which of its request's samples each sequence of the plan is.
+        """
         self.pages[0], self.slots[0] = -1, []
+        for source, target in plan.page_copies.tolist():
+            self.pages[target] = self.pages[source]
+        for source, target in plan.slot_copies.tolist():
+            self.slots[target] = list(self.slots[source])
+            start = int(plan.starts[plan.slots.tolist().index(target)])
+            assert len(self.slots[target]) == start + 2, "more than one position would be processed again"
         tables = np.split(plan.block_table, plan.block_table_offsets[1:-1])
         for s, table in enumerate(tables[: plan.num_seqs]):
             rows = slice(plan.query_offsets[s], plan.query_offsets[s + 1])
             positions = plan.positions[rows]
             self.pages[table[positions // self.page_size], positions % self.page_size] = plan.token_ids[rows]
-        return [tokens for s in range(plan.num_seqs) if (tokens := self.advance(plan, s, tables[s]))]
+        return [tokens for s in range(plan.num_seqs) if (tokens := self.advance(plan, s, tables[s], samples[s]))]
 
-    def advance(self, plan: StepPlan, s: int, table: Any) -> list[int]:
+    def advance(self, plan: StepPlan, s: int, table: Any, sample: int) -> list[int]:
         start, end = int(plan.starts[s]), int(plan.starts[s] + plan.num_tokens[s])
         known = [int(t) for t in self.pages[table].reshape(-1)[:end]]
         states = self.slots[plan.slots[s]][: start + 1] if start > 0 else [0]
@@ -100,7 +112,7 @@ class Device:
         if not plan.samples[s]:
             return []
         drafts = known[end - plan.num_drafts[s] :] if plan.num_drafts[s] else []
-        tokens = [sampled(state) for state in states[end - len(drafts) : end + 1]]
+        tokens = [sampled(state, sample) for state in states[end - len(drafts) : end + 1]]
         wrong = next((i for i, draft in enumerate(drafts) if tokens[i] != draft), len(drafts))
         return tokens[: wrong + 1]
 
@@ -132,15 +144,18 @@ class Harness:
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
             stop_token_ids=list(request.stops),
+            num_samples=request.num_samples,
         )
         if len(request.prompt) >= self.length_limit:
             with pytest.raises(ValueError, match="the prompt"):
                 verb()
             return None
-        handle = verb()
-        self.live[handle] = self.submitted[handle] = request
-        self.computed[handle], self.outputs[handle] = 0, []
-        return handle
+        first = verb()
+        for sample in range(request.num_samples):
+            handle = first + sample
+            self.live[handle] = self.submitted[handle] = replace(request, sample=sample)
+            self.computed[handle], self.outputs[handle] = 0, []
+        return first
 
     def end(self, handle: int, reason: str) -> None:
         was_live = self.live.pop(handle, None) is not None
@@ -171,16 +186,47 @@ class Harness:
         self.scheduler.release_deferred()
         preempted = self.scheduler.num_preemptions
         drafts = self.drafts(right, wrong)
+        waiting = [handle for handle in self.live if self.scheduler.state(handle) == "waiting"]
         plan = self.scheduler.schedule(drafts)
         for handle in plan.preempted:
             self.computed[handle] = 0
+        for handle in self.forked(plan):
+            assert handle in waiting, "only a sample that never ran forks"
+            self.computed[handle] = len(self.submitted[handle].prompt) - 1
         assert self.scheduler.num_preemptions == preempted + len(plan.preempted)
         assert bool(plan) == bool(self.live), "an idle step while work is ready, or work out of nothing"
         if plan:
             self.check_plan(plan, drafts)
+            self.check_sharing(plan)
+            self.check_order(plan, waiting)
             self.plan = plan
         self.log.append([getattr(plan, name).tolist() for name in ("handles", "slots", "starts", "block_table")])
         return plan
+
+    def forked(self, plan: StepPlan) -> list[int]:
+        """Handles of the sequences that start from a copy of another's state."""
+        handle_of = dict(zip(plan.slots.tolist(), plan.handles.tolist(), strict=True))
+        return [handle_of[target] for target in plan.slot_copies[:, 1].tolist()]
+
+    def check_sharing(self, plan: StepPlan) -> None:
+        """What a row or a copy writes belongs to one sequence."""
+        pages = plan.block_table.tolist()
+        for s in range(plan.num_seqs):
+            table = plan.block_table[plan.block_table_offsets[s] : plan.block_table_offsets[s + 1]]
+            rows = plan.positions[plan.query_offsets[s] : plan.query_offsets[s + 1]]
+            written = set(table[rows // self.options["page_size"]].tolist())
+            assert all(pages.count(page) == 1 for page in written), "a shared page is written to"
+        for copies in (plan.page_copies, plan.slot_copies):
+            sources, targets = copies[:, 0].tolist(), copies[:, 1].tolist()
+            assert len(set(targets)) == len(targets) and not set(sources) & set(targets)
+        assert all(pages.count(page) == 1 for page in plan.page_copies[:, 1].tolist())
+        assert not (plan.preempted and plan.slot_copies.size), "a step that preempts forks nobody"
+
+    def check_order(self, plan: StepPlan, waiting: list[int]) -> None:
+        """Admission overtakes only samples whose prompt is being computed."""
+        entered = [handle for handle in plan.handles.tolist() if handle in waiting]
+        passed = [handle for handle in waiting if handle not in entered and handle < max(entered, default=0)]
+        assert set(passed) <= {handle for handle, reason in plan.skipped if reason == "shared_prompt"}
 
     def check_plan(self, plan: StepPlan, drafts: dict[int, list[int]]) -> None:
         o, handles = self.options, plan.handles.tolist()
@@ -196,14 +242,15 @@ class Harness:
         assert not plan.num_drafts[~plan.is_decode].any()
         assert plan.num_samples == plan.samples.sum()
         assert len(set(plan.slots.tolist())) == plan.num_seqs and plan.slots.min() >= 1
-        assert len(set(plan.block_table.tolist())) == plan.block_table.size and plan.block_table.min() >= 1
+        assert plan.block_table.min() >= 1
+        forked = self.forked(plan)
         for s, handle in enumerate(handles):
             self.check_sequence(plan, s, [*self.live[handle].prompt, *self.outputs[handle]], drafts[handle])
         self.check_drafts(plan, drafts)
         resumed = [
             (-start, handle)
             for handle, start, decode in zip(handles, plan.starts.tolist(), plan.is_decode.tolist(), strict=True)
-            if start and not decode
+            if start and not decode and handle not in forked
         ]
         assert resumed == sorted(resumed), "prefills by most computed tokens"
         assert not (plan.preempted and 0 in plan.starts), "a step that preempts admits nobody"
@@ -242,13 +289,16 @@ class Harness:
         assert bool(plan.samples[s]) == (end == len(known))
         pages = plan.block_table_offsets[s + 1] - plan.block_table_offsets[s]
         assert pages == -(-end // self.options["page_size"])
-        assert pages - plan.new_pages[s] == -(-start // self.options["page_size"])
+        shared = start // self.options["page_size"]
+        before = shared if plan.handles[s] in self.forked(plan) else -(-start // self.options["page_size"])
+        assert pages - plan.new_pages[s] == before
 
     def commit(self, failing: int = -1) -> None:
         """Run and commit the outstanding plan; row `failing` of the samples reports a failure."""
         plan, self.plan = self.plan, None
         assert plan is not None
-        tokens = dict(zip(plan.handles[plan.samples].tolist(), self.device.run(plan), strict=True))
+        samples = [self.submitted[handle].sample for handle in plan.handles.tolist()]
+        tokens = dict(zip(plan.handles[plan.samples].tolist(), self.device.run(plan, samples), strict=True))
         failed = set(list(tokens)[failing : failing + 1]) & set(self.live) if failing >= 0 else set()
         for handle in failed:
             tokens[handle][-1] = -1
@@ -308,6 +358,7 @@ REQUESTS = st.builds(
     max_tokens=st.integers(1, 14),
     min_tokens=st.integers(0, 5),
     stops=st.lists(TOKENS, max_size=2).map(tuple),
+    num_samples=st.sampled_from([1, 1, 1, 2, 3, 6]),
 )
 OPTIONS = st.fixed_dictionaries(
     {

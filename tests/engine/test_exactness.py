@@ -119,6 +119,27 @@ def test_preemption_changes_nothing(golden, model, sequences):
     assert_same(results, expected)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_forked_samples_have_the_logits_of_the_first(golden, name):
+    """All tokens are chosen alike, so each sample computes the first one's sequence, from a copy of its state."""
+    model = golden.load_model(golden.DATA / name, rollback=1)
+    for length in (2, 3, 7, 31, 32, 33, 127, 128, 129, 130, 200):
+        runner = golden.Sequences(model)
+        first = runner.add("samples", [(5 * place) % VOCAB for place in range(length)], 5, num_samples=3)
+        logits = {handle: {} for handle in range(first, first + 3)}
+        forks = 0
+        while runner.scheduler.has_unfinished():
+            plan, rows = runner.step()
+            forks += len(plan.slot_copies)
+            for handle, start in zip(plan.handles.tolist(), plan.starts.tolist(), strict=True):
+                logits[handle] |= {start + offset: row for offset, row in enumerate(rows[handle])}
+        assert forks == 2
+        for handle in (first + 1, first + 2):
+            assert min(logits[handle]) == length - 1 and max(logits[handle]) == length + 3
+            for position, row in logits[handle].items():
+                assert torch.equal(row, logits[first][position]), f"position {position} of {length}"
+
+
 @few(4)
 @given(sequences=prompts)
 def test_threads_and_instruction_sets_change_nothing(golden, model, sequences):
