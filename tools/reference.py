@@ -39,6 +39,10 @@ def _index() -> str:
     for name, seam in SEAMS.items():
         runs_on = ", ".join(seam.runs_on)
         lines.append(f"| [{name}]({name}.md) | {seam.kind} | {_version(seam)} | {runs_on} | {seam.varies} |")
+    lines += [
+        "",
+        "`deepinfer plugins new NAME --seam SEAM` writes a distribution to start from; see [the guide](../plugins.md).",
+    ]
     return "\n".join(lines) + "\n"
 
 
