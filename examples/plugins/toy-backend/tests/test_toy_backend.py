@@ -17,7 +17,7 @@ PROMPTS = [[0, 72, 338, 11, 11, 90] * 30, [0, 5], "The lamp is lit."]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2),
     SamplingParams(temperature=0.9, top_p=0.8, seed=3, max_tokens=8, logprobs=1, repetition_penalty=1.2),
-    SamplingParams(temperature=1, seed=4, max_tokens=8, banned_token_ids=[3]),
+    SamplingParams(n=2, temperature=1, seed=4, max_tokens=8, banned_token_ids=[3]),
 ]
 
 
@@ -31,7 +31,7 @@ def outputs(model: Path, **options: Any) -> list[Any]:
     with LLM(model, num_pages=3, max_chunk_tokens=50, disable_log_stats=True, **options) as llm:
         results = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert [result.error for result in results] == [None] * 3
-        return [(result.prompt_logprobs, result.outputs[0].logprobs, result.outputs[0].token_ids) for result in results]
+        return [(result.prompt_logprobs, [(c.logprobs, c.token_ids) for c in result.outputs]) for result in results]
 
 
 @pytest.mark.parametrize("model", ["v41-tiny-bf16", "v41-tiny-fp8fp4"])
