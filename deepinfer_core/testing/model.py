@@ -27,18 +27,23 @@ ROLLBACK = 3
 NONSENSE: tuple[Any, ...] = (None, -1, 0, 1.5, "nonsense", [], {}, True, 10**30)
 
 
-def load_model(
-    architecture: Architecture, checkpoint: Path, backend: Backend, rollback: int = 0
-) -> tuple[Model, Any, ModelContext]:
-    """A checkpoint's model on a backend, its config, and what it was built with."""
-    config = architecture.translate_config(load_hf_config(checkpoint).config)
+def make_context(checkpoint: Path, backend: Backend, rollback: int = 0) -> ModelContext:
+    """What an engine would build a checkpoint's model with."""
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
-    context = ModelContext(
+    return ModelContext(
         kernels=backend.kernels,
         rollback=rollback,
         tokenizer=load_tokenizer(checkpoint) if has_tokenizer else None,
         device=backend.device,
     )
+
+
+def load_model(
+    architecture: Architecture, checkpoint: Path, backend: Backend, rollback: int = 0
+) -> tuple[Model, Any, ModelContext]:
+    """A checkpoint's model on a backend, its config, and what it was built with."""
+    config = architecture.translate_config(load_hf_config(checkpoint).config)
+    context = make_context(checkpoint, backend, rollback)
     model = architecture.build(config, context)
     load_weights(
         model.module, CheckpointIndex.open(checkpoint), model.weight_specs(), ignore=model.unused_tensor,
@@ -121,10 +126,10 @@ class ModelSuite(Suite):
     # -- the model --------------------------------------------------------------------------------
 
     def test_models_are_built_on_the_meta_device(
-        self, component: Architecture, hf_config: dict[str, Any], backend: Backend
+        self, component: Architecture, checkpoint: Path, hf_config: dict[str, Any], backend: Backend
     ) -> None:
         """Nothing is allocated before the checkpoint is checked, and the model fills its Protocol."""
-        model = component.build(component.translate_config(hf_config), ModelContext(kernels=backend.kernels))
+        model = component.build(component.translate_config(hf_config), make_context(checkpoint, backend))
         assert problems(model, Model) == []
         allocated = [name for name, parameter in model.module.named_parameters() if not parameter.is_meta]
         assert allocated == [], "parameters that are not on the meta device"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepinfer_core.testing import BackendSuite
+from deepinfer_core.testing import BackendSuite, ModelSuite
 from deepinfer_kernels import ops
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 class TestCpuBackend(BackendSuite):
@@ -18,3 +21,13 @@ class TestCpuBackend(BackendSuite):
     @pytest.fixture
     def oracle(self) -> Any:
         return ops.family("reference")
+
+
+class TestDeepseek(ModelSuite):
+    """A published checkpoint's format, with all kinds of layers."""
+
+    plugin = "deepseek"
+
+    @pytest.fixture
+    def checkpoint(self) -> Path:
+        return DATA / "v41-tiny-bf16"

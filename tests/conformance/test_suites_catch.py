@@ -1,0 +1,424 @@
+"""The suites can fail: each is tried on components with one fault, and its test for that fault notices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer_core import testing
+from deepinfer_core.interfaces.eplb_policy import ExpertTopology
+from deepinfer_core.interfaces.kv_connector import KvCaches, KvResult, KvTransfer
+from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
+from deepinfer_core.interfaces.scheduler_policy import SchedulerDecision, SchedulerView
+from deepinfer_core.plugins import PluginManager
+from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.testing.checkpoints import write_toy_checkpoint
+from deepinfer_core.testing.kv_connector import make_caches
+from deepinfer_core.testing.scheduling import FirstComeFirstServed
+from deepinfer_core.testing.sequences import Sequences
+from deepinfer_core.testing.toy import TOY_CONFIG, ToyArchitecture, ToyModel
+
+Noticed = (AssertionError, pytest.fail.Exception)
+
+
+def notices(test: Callable[..., object], *arguments: object) -> None:
+    """The test fails, and not by an error of its own."""
+    with pytest.raises(Noticed):
+        test(*arguments)
+
+
+# -- sampler --------------------------------------------------------------------------------------
+
+
+class FaultySampler:
+    """The default sampler, with the rows or the output of each call changed."""
+
+    def __init__(self, rows: Any = lambda rows: rows, output: Any = lambda output, logits: output) -> None:
+        self._rows, self._output, self._default = rows, output, DefaultSampler()
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+        result: SamplerOutput = self._output(self._default.sample(logits, self._rows(rows)), logits)
+        return result
+
+
+def counting_seeds() -> Any:
+    calls = itertools.count()
+    return lambda rows: [attrs.evolve(row, seed=row.seed + next(calls)) for row in rows]
+
+
+def seeds_by_place(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
+    return [attrs.evolve(row, seed=row.seed + place) for place, row in enumerate(rows)]
+
+
+def without_edits(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
+    return [attrs.evolve(row, edits=None) for row in rows]
+
+
+def without_filters(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
+    return [attrs.evolve(row, params=attrs.evolve(row.params, top_k=0, top_p=1.0, min_p=0.0)) for row in rows]
+
+
+def one_seed(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
+    return [attrs.evolve(row, seed=1) for row in rows]
+
+
+def last_of_equals(output: SamplerOutput, logits: Tensor) -> SamplerOutput:
+    last = [int((row == row.max()).nonzero()[-1]) for row in logits]
+    return attrs.evolve(output, token_ids=np.array(last, np.int32))
+
+
+def written(output: SamplerOutput, logits: Tensor) -> SamplerOutput:
+    logits.mul_(2)
+    return output
+
+
+def never_failing(output: SamplerOutput, logits: Tensor) -> SamplerOutput:
+    return attrs.evolve(output, token_ids=np.maximum(output.token_ids, 0))
+
+
+SAMPLERS = {
+    "test_a_call_leaves_no_trace": FaultySampler(rows=counting_seeds()),
+    "test_a_row_does_not_notice_its_neighbours_or_its_place": FaultySampler(rows=seeds_by_place),
+    "test_what_a_request_excludes_is_never_drawn": FaultySampler(rows=without_edits),
+    "test_seeds_and_positions_make_the_randomness": FaultySampler(rows=one_seed),
+    "test_greedy_is_argmax_and_ties_go_to_the_lowest_id": FaultySampler(output=last_of_equals),
+    "test_logits_are_left_unchanged_and_may_be_strided": FaultySampler(output=written),
+    "test_edits_and_logprobs_agree_with_the_default_sampler": FaultySampler(
+        output=lambda output, logits: attrs.evolve(output, logprobs=output.logprobs * 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("test", SAMPLERS)
+def test_samplers(test: str) -> None:
+    notices(getattr(testing.SamplerSuite(), test), SAMPLERS[test])
+
+
+def test_samplers_that_ignore_filters_or_draw_from_nothing() -> None:
+    suite = testing.SamplerSuite()
+    notices(suite.test_what_a_request_excludes_is_never_drawn, FaultySampler(rows=without_filters))
+    notices(suite.test_a_row_with_nothing_to_draw_fails_alone, FaultySampler(output=never_failing), float("nan"))
+    wrong_dtype = FaultySampler(output=lambda output, _: attrs.evolve(output, token_ids=output.token_ids.astype("i8")))
+    notices(suite.test_outputs_have_one_entry_per_row, wrong_dtype, 5)
+
+
+# -- logits processor -----------------------------------------------------------------------------
+
+
+class FaultyProcessor:
+    """``edit(logits, rows)`` for every call."""
+
+    def __init__(self, edit: Any, check: Any = lambda parameters: None) -> None:
+        self._edit, self._check = edit, check
+
+    def check_parameters(self, parameters: Any) -> None:
+        self._check(parameters)
+
+    def process(self, logits: Tensor, rows: Any) -> Tensor:
+        result: Tensor = self._edit(logits, rows)
+        return result
+
+
+def remembering() -> Any:
+    seen = itertools.count()
+    return lambda logits, rows: logits + next(seen)
+
+
+def test_logits_processors() -> None:
+    suite = testing.LogitsProcessorSuite()
+    coupled = FaultyProcessor(lambda logits, rows: logits - logits.mean())
+    notices(suite.test_a_row_depends_on_itself_only, coupled)
+    notices(suite.test_earlier_calls_leave_no_trace, FaultyProcessor(remembering()))
+    notices(suite.test_logits_come_back_in_shape_and_finite, FaultyProcessor(lambda logits, rows: logits / 0), 2)
+    notices(suite.test_logits_come_back_in_shape_and_finite, FaultyProcessor(lambda logits, rows: logits[:1]), 2)
+    unfit = FaultyProcessor(lambda logits, rows: logits.double())
+    notices(suite.test_in_front_of_a_sampler_it_touches_the_rows_that_name_it_only, unfit)
+    careless = FaultyProcessor(lambda logits, rows: logits, check=lambda parameters: parameters["key"])
+    with pytest.raises(TypeError):
+        suite.test_parameters_are_accepted_or_refused_with_a_value_error(careless)
+
+
+# -- policies -------------------------------------------------------------------------------------
+
+
+class FaultyPolicy(FirstComeFirstServed):
+    """First come, first served, with its decisions changed."""
+
+    def __init__(self, change: Callable[[SchedulerDecision, SchedulerView], SchedulerDecision]) -> None:
+        self._change = change
+
+    def decide(self, view: SchedulerView) -> SchedulerDecision:
+        return self._change(super().decide(view), view)
+
+
+class Forgetful(FirstComeFirstServed):
+    """Decides otherwise from call to call, whatever it is shown: instances do not share what they count."""
+
+    calls = itertools.count()
+
+    def decide(self, view: SchedulerView) -> SchedulerDecision:
+        decision = super().decide(view)
+        return attrs.evolve(decision, eviction=decision.eviction[:: 1 if next(self.calls) % 3 else -1])
+
+
+def test_scheduler_policies() -> None:
+    suite = testing.SchedulerPolicySuite()
+    illegal = FaultyPolicy(lambda decision, view: attrs.evolve(decision, admission=(*decision.admission, 99_999)))
+    notices(suite.test_decisions_are_legal, illegal, 5, 3)
+    dropping = FaultyPolicy(lambda decision, view: attrs.evolve(decision, prefill=decision.prefill[1:]))
+    notices(suite.test_decisions_are_legal, dropping, 0, 64)
+    notices(suite.test_the_same_views_give_the_same_decisions, Forgetful())
+    starving = FaultyPolicy(
+        lambda decision, view: attrs.evolve(decision, max_prefill_tokens=0 if view.running else None)
+    )
+    with pytest.raises(Exception, match=r"max_prefill_tokens must be at least 1|two steps without a row"):
+        suite.test_every_request_comes_to_its_end(starving, 20, 0)
+
+
+class InOrder:
+    """Experts in order, whatever the counts."""
+
+    def place(self, counts: Any, topology: ExpertTopology, current: Any) -> Any:
+        layers, experts = counts.shape
+        line = np.arange(topology.num_slots, dtype=np.int32) * experts // topology.num_slots
+        return np.tile(line.reshape(1, topology.num_ranks, -1), (layers, 1, 1))
+
+
+class Busiest(InOrder):
+    """The busiest expert everywhere."""
+
+    def place(self, counts: Any, topology: ExpertTopology, current: Any) -> Any:
+        found = super().place(counts, topology, current)
+        found[:] = counts.argmax(1)[:, None, None]
+        return found
+
+
+class Shuffled(InOrder):
+    """Ranks in an order that nobody can repeat."""
+
+    calls = itertools.count()
+
+    def place(self, counts: Any, topology: ExpertTopology, current: Any) -> Any:
+        return np.roll(super().place(counts, topology, current), next(self.calls), axis=1)
+
+
+class Lopsided(InOrder):
+    """The four busiest of eight experts on one rank, copies of the others on three."""
+
+    def place(self, counts: Any, topology: ExpertTopology, current: Any) -> Any:
+        order = np.argsort(-counts, axis=1, kind="stable").astype(np.int32)
+        return order[:, [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [4, 5, 6, 7]]]
+
+
+def test_eplb_policies() -> None:
+    suite, topology = testing.EplbPolicySuite(), ExpertTopology(4, 4)
+    notices(suite.test_placements_are_legal, Busiest(), topology)
+    notices(suite.test_placements_are_legal, InOrder(), topology)  # an expert twice on a rank
+    notices(suite.test_the_same_counts_give_the_same_placement, Shuffled(), topology)
+    notices(suite.test_a_skewed_load_is_spread, Lopsided(), topology)
+
+
+# -- kv connector ---------------------------------------------------------------------------------
+
+
+class Store:
+    """A connector that works; faults are made by subclasses."""
+
+    def __init__(self) -> None:
+        self.pages: dict[bytes, Any] = {}
+        self.states: dict[bytes, Any] = {}
+        self.results: list[KvResult] = []
+
+    def attach(self, caches: KvCaches) -> None:
+        self.caches = caches
+
+    def find(self, prefixes: Sequence[tuple[bytes, ...]]) -> list[int]:
+        return [max((i + 1 for i, key in enumerate(keys) if key in self.states), default=0) for keys in prefixes]
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def save(self, transfers: Sequence[KvTransfer]) -> None:
+        for transfer in transfers:
+            for key, page in zip(transfer.keys[transfer.first :], transfer.pages, strict=True):
+                self.pages[key] = {name: self.keep(t[page]) for name, t in self.caches.pages.items()}
+            self.states[transfer.keys[-1]] = {n: self.keep(t[transfer.slot]) for n, t in self.caches.slots.items()}
+            self.results.append(KvResult(transfer.transfer_id))
+
+    def load(self, transfers: Sequence[KvTransfer]) -> None:
+        for transfer in transfers:
+            if transfer.keys[-1] not in self.states:
+                self.results.append(KvResult(transfer.transfer_id, "gone"))
+                continue
+            self.fill(transfer)
+            self.results.append(KvResult(transfer.transfer_id))
+
+    def fill(self, transfer: KvTransfer) -> None:
+        for key, page in zip(transfer.keys[transfer.first :], transfer.pages, strict=True):
+            for name, value in self.pages[key].items():
+                self.caches.pages[name][page] = value
+        for name, value in self.states[transfer.keys[-1]].items():
+            self.caches.slots[name][transfer.slot] = value
+
+    def finished(self) -> list[KvResult]:
+        results, self.results = self.results, []
+        return results
+
+    def close(self) -> None: ...
+
+
+class ByReference(Store):
+    def keep(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+class Stateless(Store):
+    def fill(self, transfer: KvTransfer) -> None:
+        before = {name: t.clone() for name, t in self.caches.slots.items()}
+        super().fill(transfer)
+        for name, tensor in before.items():
+            self.caches.slots[name].copy_(tensor)
+
+
+class Spilling(Store):
+    def fill(self, transfer: KvTransfer) -> None:
+        super().fill(transfer)
+        self.caches.pages["compressed"][0] = 7
+
+
+class Repeating(Store):
+    def finished(self) -> list[KvResult]:
+        return self.results
+
+
+class Boasting(Store):
+    def find(self, prefixes: Sequence[tuple[bytes, ...]]) -> list[int]:
+        return [len(keys) for keys in prefixes]
+
+
+class Silent(Store):
+    def load(self, transfers: Sequence[KvTransfer]) -> None:
+        known = [transfer for transfer in transfers if transfer.keys[-1] in self.states]
+        self.results += [KvResult(t.transfer_id) for t in transfers if t not in known]
+        super().load(known)
+
+
+KV_FAULTS = {
+    ByReference: "test_what_was_saved_is_a_copy",
+    Stateless: "test_a_saved_prefix_is_found_and_comes_back_elsewhere",
+    Spilling: "test_a_saved_prefix_is_found_and_comes_back_elsewhere",
+    Repeating: "test_many_transfers_are_each_reported_once",
+    Boasting: "test_an_empty_store_finds_nothing",
+    Silent: "test_a_load_of_what_is_not_there_fails_alone",
+}
+
+
+@pytest.mark.parametrize("fault", [None, *KV_FAULTS])
+def test_kv_connectors(fault: type[Store] | None) -> None:
+    suite, connector, caches = testing.KvConnectorSuite(), (fault or Store)(), make_caches(0)
+    connector.attach(caches)
+    arguments = (connector,) if fault is Boasting else (connector, caches)
+    if fault is None:
+        suite.test_a_saved_prefix_is_found_and_comes_back_elsewhere(*arguments)
+    else:
+        notices(getattr(suite, KV_FAULTS[fault]), *arguments)
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def test_kernels() -> None:
+    backend = PluginManager(["cpu"], environ={}).component("backend")
+    oracle, suite = backend.kernels, testing.MoeSuite()
+
+    def coupled(x: Tensor, *rest: Any) -> Any:
+        return oracle.swiglu(x - x.float().mean().to(x.dtype) * 0.001, *rest)
+
+    def writing(a: Tensor, b: Tensor, limit: float) -> Tensor:
+        result: Tensor = oracle.swiglu(a, b, limit)
+        a.zero_()
+        return result
+
+    calls = itertools.count()
+    notices(
+        suite.test_results_are_those_of_the_cpu_backend,
+        {"swiglu": lambda a, b, limit: oracle.swiglu(a, b, limit * 2)}, oracle, backend,
+    )  # fmt: skip
+    notices(suite.test_rows_are_independent, {"swiglu": coupled}, oracle, backend)
+    notices(suite.test_arguments_are_left_unchanged, {"swiglu": writing}, oracle, backend)
+    drifting = {"swiglu": lambda a, b, limit: oracle.swiglu(a, b, limit) + next(calls)}
+    notices(suite.test_a_call_can_be_repeated, drifting, oracle, backend)
+    notices(suite.test_something_is_replaced, {})
+
+
+# -- model ----------------------------------------------------------------------------------------
+
+
+class FaultyModel(ToyModel):
+    """The toy model with a forward of its own."""
+
+    fault = ""
+
+    def forward(self, batch: Any, caches: Any, tap: Any = None, features: Any = None) -> Tensor:
+        if self.fault == "chunks":  # takes the chunk's start for the sequence's
+            batch = attrs.evolve(batch, positions=batch.positions - batch.starts.long() % 2)
+        elif self.fault == "stale":  # goes on from what the slot holds
+            first = (batch.positions == 0).nonzero().flatten()
+            left = caches["toy.states"][batch.slots[first].long(), 1].to(torch.bfloat16)
+            return super().forward(batch, caches, tap, features).index_add(0, first, left)
+        elif self.fault == "neighbours":
+            hidden = super().forward(batch, caches, tap, features)
+            return hidden + hidden.mean(0)
+        return super().forward(batch, caches, tap, features)
+
+
+class FaultyArchitecture(ToyArchitecture):
+    def __init__(self, fault: str, ring: int | None = None) -> None:
+        self._fault, self._ring = fault, ring
+
+    def build(self, config: Any, context: Any) -> ToyModel:
+        with torch.device("meta"):
+            model = FaultyModel(config, context.rollback)
+        model.fault = self._fault
+        model.ring = self._ring or model.ring
+        return model
+
+
+@pytest.mark.parametrize(
+    ("fault", "ring", "test", "extra"),
+    [
+        ("chunks", None, "test_chunks_and_batches_change_nothing", (7,)),
+        ("neighbours", None, "test_chunks_and_batches_change_nothing", (None,)),
+        ("stale", None, "test_what_others_left_in_pages_and_slots_is_not_read", ()),
+        ("", 2, "test_positions_may_be_computed_again", ()),
+    ],
+)
+def test_models(fault: str, ring: int | None, test: str, extra: tuple[Any, ...], tmp_path: Path) -> None:
+    from deepinfer_core.testing.model import ROLLBACK, load_model
+
+    suite, backend = testing.ModelSuite(), PluginManager(["cpu"], environ={}).component("backend")
+    architecture = FaultyArchitecture(fault, ring)
+    checkpoint = write_toy_checkpoint(tmp_path / "checkpoint")
+    model, config, _ = load_model(architecture, checkpoint, backend, ROLLBACK)
+    prompts = suite.token_ids(config)
+    longest = max(map(len, prompts)) + ROLLBACK
+    alone = [Sequences(model, 1, longest, backend.device).run_all([prompt])[0] for prompt in prompts]
+    ways = Sequences(model, len(prompts), longest, backend.device), prompts, alone
+    notices(getattr(suite, test), ways, *extra)
+
+
+def test_architectures() -> None:
+    class Lenient(ToyArchitecture):
+        def translate_config(self, hf_config: Any) -> Any:
+            return super().translate_config({**hf_config, "vocab_size": int(hf_config["vocab_size"])})
+
+    suite = testing.ModelSuite()
+    notices(suite.test_wrong_configs_are_refused_with_a_config_error, Lenient(), dict(TOY_CONFIG))
