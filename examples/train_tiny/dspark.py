@@ -1,6 +1,6 @@
 """The drafter: three window-only stages that read the frozen trunk's features and guess five tokens at once.
 
-    python -m train_tiny.dspark --work WORK [--minutes 10] [--steps 1200]
+    python -m train_tiny.dspark --work WORK [--minutes 24] [--steps 2600]
 
 Targets are the trunk's own distributions, so that drafts match what the trunk would say. Resumes from
 WORK/drafter.pt; appends to WORK/drafter.jsonl.
@@ -240,7 +240,7 @@ def train(a: argparse.Namespace) -> None:
     if not a.no_compile:
         compile_parts()
         Stage.forward = torch.compile(Stage.forward, dynamic=False)  # type: ignore[method-assign]
-    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in (0, 1, FOCUS_FROM_EPOCH)])
+    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in range(FOCUS_FROM_EPOCH, FOCUS_FROM_EPOCH + 3)])
     chosen = np.random.default_rng(SEED).permutation(len(windows))[: a.windows]
     bank = Bank(trunk, hashes, torch.from_numpy(windows[chosen, :-1].astype(np.int64)))
     checkpointed, progress = seconds, 0.0
@@ -269,8 +269,8 @@ def train(a: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=12)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--minutes", type=float, default=24)
+    parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--windows", type=int, default=1200, help="windows of training text to learn from")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 
-def read_log(file: Path) -> list[dict[str, Any]]:
-    """The log's lines that have a loss."""
-    lines = (json.loads(line) for line in file.read_text().splitlines())
-    return [line for line in lines if "loss" in line]
+def read_log(file: Path, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the log's lines that have ``name``."""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [line for line in lines if name in line]
+    return [line["step"] for line in found], [line[name] for line in found]
 
 
 def plot(work: Path, out: Path) -> None:
@@ -27,8 +28,11 @@ def plot(work: Path, out: Path) -> None:
         axis.grid(alpha=0.3)
         file = work / f"{name}.jsonl"
         if file.exists():
-            log = read_log(file)
-            axis.plot([line["step"] for line in log], [line["loss"] for line in log])
+            for name, label in (("loss", "training, with noise"), ("heldout_loss", "held out")):
+                steps, values = read_log(file, name)
+                if steps:
+                    axis.plot(steps, values, label=label)
+            axis.legend()
     figure.savefig(out, dpi=90)
 
 
