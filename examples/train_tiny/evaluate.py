@@ -1,0 +1,71 @@
+"""What the engine makes of an exported checkpoint: the figures of its card.
+
+    python -m train_tiny.evaluate FOLDER
+
+FOLDER holds the texts too: ``train_sample.txt``, the beginning of what the model learnt, and ``heldout.txt``, the
+entries that it never saw. The figures depend on the checkpoint and the engine only, so they come out the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deepinfer_core import LLM, SamplingParams
+
+from .data import SEPARATOR
+
+sys.path.append(str(Path(__file__).parents[1]))
+import eval_ppl
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+#: File and tokens per window of every perplexity.
+PERPLEXITIES = (("train_sample.txt", 256), ("train_sample.txt", 1024), ("heldout.txt", 256))
+
+
+def perplexity(llm: LLM, folder: Path, name: str, window: int) -> float:
+    """Perplexity of one of the folder's texts."""
+    text = (folder / name).read_text(encoding="utf-8")
+    return float(eval_ppl.evaluate(llm, text, window=window)["perplexity"])
+
+
+def continuations(llm: LLM, length: int = 60) -> dict[str, str]:
+    """Greedy continuations by prompt."""
+    prompts = PROMPTS.read_text(encoding="utf-8").splitlines()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=length), use_tqdm=False)
+    return {prompt: output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)}
+
+
+def heldout_prompts(folder: Path, words: int = 24) -> Iterator[str]:
+    """The beginning of every held-out entry that is longer."""
+    for text in (folder / "heldout.txt").read_text(encoding="utf-8").split(SEPARATOR):
+        start = text.split(" ")[:words]
+        if len(start) == words:
+            yield " ".join(start)
+
+
+def tokens_per_verification(model: Path, drafts: int = 5, length: int = 96) -> float:
+    """Mean tokens that a verification yields, over greedy continuations of the held-out prompts."""
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    with LLM(str(model), speculate=drafts, disable_log_stats=True) as llm:
+        outputs = llm.generate(list(heldout_prompts(model)), params, use_tqdm=False)
+    found = [output.metrics.speculation for output in outputs]
+    return 1 + sum(one.num_accepted for one in found) / sum(one.num_verifications for one in found)
+
+
+def figures(model: Path) -> dict[str, Any]:
+    """Everything, as plain data."""
+    with LLM(str(model), speculate="off", disable_log_stats=True) as llm:
+        found = {f"{name} {window}": perplexity(llm, model, name, window) for name, window in PERPLEXITIES}
+        texts = continuations(llm)
+    return {"perplexity": found, "tokens_per_verification": tokens_per_verification(model), "continuations": texts}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", metavar="FOLDER", type=Path)
+    print(json.dumps(figures(parser.parse_args().model), indent=1, ensure_ascii=False))
