@@ -17,13 +17,16 @@ from pathlib import Path
 
 #: Distribution -> patterns that must each match a file of its wheel.
 CONTENTS = {
-    "deepinfer_core": ["deepinfer_core/py.typed", "deepinfer_core/_C.*", "*/entry_points.txt", "*/LICENSE"],
+    "deepinfer_core": [
+        "deepinfer_core/py.typed", "deepinfer_core/_C.*", "*/entry_points.txt", "*/LICENSE",
+        "deepinfer_core/templates/seams.toml", "deepinfer_core/templates/*.j2", "deepinfer_core/testing/*.py",
+    ],  # fmt: skip
     "deepinfer_kernels": ["deepinfer_kernels/py.typed", "deepinfer_kernels/_cpu.*"],
     "deepinfer_plugin_cpu": ["deepinfer_plugin_cpu/deepinfer_plugin.toml", "*/entry_points.txt"],
     "deepinfer_plugin_deepseek": ["deepinfer_plugin_deepseek/deepinfer_plugin.toml", "*/entry_points.txt"],
+    "deepinfer_model_tiny": ["deepinfer_model_tiny/checkpoint/config.json", "*/checkpoint/*.safetensors"],
     "deepinfer_plugin_llama": ["deepinfer_plugin_llama/deepinfer_plugin.toml", "*/entry_points.txt"],
 }
-MODEL = Path(__file__).resolve().parent.parent / "tests" / "data" / "v41-tiny-bf16"
 
 
 def problems_of(wheel: Path, distribution: str) -> list[str]:
@@ -49,7 +52,7 @@ def run_unpacked(wheels: Sequence[Path]) -> None:
             "from deepinfer_core.cli.main import main\n"
             "sys.exit(main(sys.argv[1:]))"
         )
-        command = [sys.executable, "-S", "-c", code, "generate", "--model", str(MODEL), "--max-tokens", "4", "Hello"]
+        command = [sys.executable, "-S", "-c", code, "generate", "--max-tokens", "4", "A hacker is"]
         subprocess.run(command, check=True, cwd=folder, env=environment)
 
 

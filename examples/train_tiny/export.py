@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import quant
 from .dspark import Drafter, load_trunk
 from .layers import Dense
-from .settings import hf_config
+from .settings import GENERATION, hf_config
 from .train import Hashes
 
 #: Parameters that stay f32; every other one that no format is given for is stored as bf16.
@@ -103,11 +103,13 @@ def export(trunk: nn.Module, drafter: Drafter | None, config: dict[str, Any], to
     for number, tensors in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file({name: value.contiguous() for name, value in tensors.items()}, out / file, {"format": "pt"})
+        (out / file).chmod(0o644)
         places |= dict.fromkeys(tensors, file)
         total += sum(value.nbytes for value in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name, table in (("config.json", config), ("generation_config.json", GENERATION)):
+        (out / name).write_text(json.dumps(table, indent=2) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer / name, out / name)
     return total

@@ -12,6 +12,8 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 BOS, EOS, PAD, USER, ASSISTANT, NOISE = range(len(SPECIAL_TOKENS))
 
+#: ``generation_config.json``: a little temperature, for a small model soon errs.
+GENERATION = {"do_sample": True, "temperature": 0.3, "top_p": 0.9, "max_new_tokens": 64, "eos_token_id": EOS}
 #: Layer by layer: window only; a source that halves, and its reuse; a full-length source that also chooses
 #: candidate blocks, its reuse, and a layer that chooses anew among the candidates.
 TEXT: dict[str, Any] = {
