@@ -240,7 +240,8 @@ def train(a: argparse.Namespace) -> None:
     if not a.no_compile:
         compile_parts()
         Stage.forward = torch.compile(Stage.forward, dynamic=False)  # type: ignore[method-assign]
-    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in range(FOCUS_FROM_EPOCH, FOCUS_FROM_EPOCH + 3)])
+    epochs = range(FOCUS_FROM_EPOCH, FOCUS_FROM_EPOCH + 3)
+    windows = np.concatenate([streams.epoch(epoch, a.length) for epoch in epochs])
     chosen = np.random.default_rng(SEED).permutation(len(windows))[: a.windows]
     bank = Bank(trunk, hashes, torch.from_numpy(windows[chosen, :-1].astype(np.int64)))
     checkpointed, progress = seconds, 0.0
