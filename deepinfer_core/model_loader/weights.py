@@ -87,7 +87,7 @@ def load_weights(
 def materialize(module: nn.Module, device: str | torch.device) -> None:
     """Replace every meta parameter and buffer of ``module`` by uninitialised memory; shared ones stay shared.
 
-    The replacements are new tensors, so views of the old ones have to be made afterwards.
+    The replacements are new tensors with the old ones' attributes; views of the old ones have to be made afterwards.
     """
     import torch
 
@@ -98,7 +98,9 @@ def materialize(module: nn.Module, device: str | torch.device) -> None:
         if id(tensor) not in made:
             data = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            made[id(tensor)] = (tensor, torch.nn.Parameter(data, requires_grad=False) if is_parameter else data)
+            new = torch.nn.Parameter(data, requires_grad=False) if is_parameter else data
+            new.__dict__.update(tensor.__dict__)
+            made[id(tensor)] = (tensor, new)
         return made[id(tensor)][1]
 
     for part in module.modules():

@@ -156,7 +156,10 @@ LLAMA3 = LLAMA32["rope_scaling"]
     [
         (LLAMA2, {"vocab_size": ...}, ["no vocab_size"]),
         (LLAMA2, {"hidden_size": True}, ["hidden_size", "an integer", "True"]),
-        (LLAMA2, {"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1"]),
+        (LLAMA2, {"num_hidden_layers": 0}, ["num_hidden_layers", "from 1 to 65536", "0"]),
+        (LLAMA2, {"architectures": ["LlamaForCausal"]}, ["architectures", "MistralForCausalLM", "LlamaForCausal"]),
+        (LLAMA2, {"architectures": ...}, ["architectures", "None"]),
+        (LLAMA2, {"num_hidden_layers": 10**30}, ["num_hidden_layers", "from 1 to 65536"]),
         (LLAMA2, {"num_key_value_heads": 5}, ["num_key_value_heads", "32", "5"]),
         (LLAMA2, {"num_key_value_heads": 0}, ["num_key_value_heads", "0"]),
         (LLAMA2, {"num_attention_heads": 33, "num_key_value_heads": 33}, ["hidden_size", "33", "4096"]),

@@ -162,12 +162,14 @@ def test_buffers_off_meta_are_left_alone(two_by_three):
     assert module.table.tolist() == [0, 1, 2, 3]
 
 
-def test_materialize_keeps_sharing():
+def test_materialize_keeps_sharing_and_attributes():
     outer, inner = model(w=("F32", (2,))), nn.Module()
     inner.v = outer.w
     outer.inner = inner
+    outer.w.stored_as = ("F32",)
     materialize(outer, "cpu")
     assert outer.w is outer.inner.v and not outer.w.is_meta
+    assert outer.w.stored_as == ("F32",)
 
 
 @given(

@@ -22,7 +22,7 @@ from deepinfer_core.model_loader.config_keys import (
     warn_unknown,
 )
 
-from .families import FAMILIES
+from .families import FAMILIES, Family
 from .layer_plan import LayerPlan
 from .rope import RopeConfig, read_rope
 
@@ -51,7 +51,7 @@ class LlamaConfig:
     vocab_size: int = key(an_integer, "vocab_size", rule=from_one_to(2**24))
     hidden_size: int = key(an_integer, "hidden_size", rule=positive)
     intermediate_size: int = key(an_integer, "intermediate_size", rule=positive)
-    num_layers: int = key(an_integer, "num_hidden_layers", rule=positive)
+    num_layers: int = key(an_integer, "num_hidden_layers")
     num_heads: int = key(an_integer, "num_attention_heads", rule=positive)
     rms_norm_eps: float = key(a_number, "rms_norm_eps", rule=not_negative, default=1e-6)
     mlp_bias: bool = key(a_bool, "mlp_bias", default=False)
@@ -93,7 +93,7 @@ class LlamaConfig:
         Unknown keys are logged as one warning. Raises ConfigError naming the key, its value and the rule.
         """
         scope = Scope(("", config))
-        family = FAMILIES[config["architectures"][0]]
+        family = _family(config)
         for name, allowed in {**_FIXED, **family.fixed}.items():
             scope.require(name, *allowed)
         own = scope.values(cls)
@@ -116,6 +116,13 @@ class LlamaConfig:
         )
         warn_unknown(scope.unknown(_IGNORABLE))
         return result
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in FAMILIES:
+        raise ConfigError(f"architectures must be a list with one of {', '.join(FAMILIES)}, got {names!r}")
+    return FAMILIES[names[0]]
 
 
 def _head_dim(scope: Scope, hidden_size: int, num_heads: int) -> int:

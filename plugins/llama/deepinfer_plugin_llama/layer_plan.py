@@ -9,6 +9,7 @@ from deepinfer_core.model_loader.config_keys import Scope, a_bool, an_integer, o
 
 from .families import Family
 
+_MOST_LAYERS = 2**16
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -35,6 +36,9 @@ class LayerPlan:
     @classmethod
     def read(cls, scope: Scope, family: Family, num_layers: int) -> LayerPlan:
         """From ``layer_types``, or from the keys of sliding windows. Raises ConfigError."""
+        # Before they are enumerated: a mistyped number is refused, not waited for.
+        if not 1 <= num_layers <= _MOST_LAYERS:
+            raise ConfigError(f"num_hidden_layers must be from 1 to {_MOST_LAYERS}, got {num_layers}")
         size = _window_size(scope, family)
         first = scope.get(or_none(an_integer), "max_window_layers", default=None)
         first = family.first_window_layer if first is None else first
