@@ -18,9 +18,14 @@ from pathlib import Path
 #: Distribution -> patterns that must each match a file of its wheel.
 CONTENTS = {
     "deepinfer_core": [
-        "deepinfer_core/py.typed", "deepinfer_core/_C.*", "*/entry_points.txt", "*/LICENSE",
-        "deepinfer_core/templates/seams.toml", "deepinfer_core/templates/*.j2", "deepinfer_core/testing/*.py",
-    ],  # fmt: skip
+        "deepinfer_core/py.typed",
+        "deepinfer_core/_C.*",
+        "*/entry_points.txt",
+        "*/LICENSE",
+        "deepinfer_core/templates/seams.toml",
+        "deepinfer_core/templates/*.j2",
+        "deepinfer_core/testing/*.py",
+    ],
     "deepinfer_kernels": ["deepinfer_kernels/py.typed", "deepinfer_kernels/_cpu.*"],
     "deepinfer_plugin_cpu": ["deepinfer_plugin_cpu/deepinfer_plugin.toml", "*/entry_points.txt"],
     "deepinfer_plugin_deepseek": ["deepinfer_plugin_deepseek/deepinfer_plugin.toml", "*/entry_points.txt"],
