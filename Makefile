@@ -1,6 +1,6 @@
 # The commands of daily work; .ci/run uses the same ones.
 PYTHON ?= python
-PROJECTS := . ./kernels ./backends/cpu ./plugins/deepseek ./plugins/dflash ./plugins/llama ./plugins/tiny
+PROJECTS := . ./kernels ./backends/cpu ./plugins/deepseek ./plugins/dflash ./plugins/llama ./plugins/tiny ./plugins/xgrammar
 
 .PHONY: install test lint format stubs reference wheels clean
 

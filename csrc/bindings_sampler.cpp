@@ -56,6 +56,9 @@ void distribute(const Array<std::int64_t>& offsets, const Array<T>& values, cons
   for (py::ssize_t i = 0; i < count; ++i) rows[i].edits.*place = {data + bounds[i], data + bounds[i + 1]};
 }
 
+// One per row, None for a row without.
+using Masks = std::vector<std::optional<Array<std::int32_t>>>;
+
 // What edits the logits of a step; None where no row has any.
 struct EditColumns {
   Lists<std::int32_t, float> bias;
@@ -63,6 +66,7 @@ struct EditColumns {
   std::optional<Array<double>> penalties;
   Lists<std::int32_t> allowed;
   Lists<std::int32_t> banned;
+  std::optional<Masks> masks;
 
   void apply(std::vector<SamplingRow>& rows) const {
     if (bias) {
@@ -77,9 +81,23 @@ struct EditColumns {
     }
     if (allowed) distribute(std::get<0>(*allowed), std::get<1>(*allowed), "allowed", rows, &LogitEdits::allowed);
     if (banned) distribute(std::get<0>(*banned), std::get<1>(*banned), "banned", rows, &LogitEdits::banned);
+    if (masks) apply_masks(rows);
   }
 
  private:
+  void apply_masks(std::vector<SamplingRow>& rows) const {
+    if (masks->size() != rows.size()) {
+      throw std::invalid_argument("masks must have " + std::to_string(rows.size()) + " entries, got " +
+                                  std::to_string(masks->size()));
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto& mask = (*masks)[i];
+      if (!mask) continue;
+      const auto size = static_cast<std::size_t>(mask->size());
+      rows[i].edits.mask = {column(*mask, "mask", mask->size()), size};
+    }
+  }
+
   void apply_penalties(std::vector<SamplingRow>& rows) const {
     const auto count = static_cast<py::ssize_t>(rows.size());
     if (penalties->ndim() != 2 || penalties->shape(0) != count || penalties->shape(1) != 3) {
@@ -149,7 +167,8 @@ py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& te
                  const Array<std::int32_t>& num_logprobs, const std::optional<Array<bool>>& processed_logprobs,
                  const std::optional<Array<std::int32_t>>& forced, const Lists<std::int32_t, float>& bias,
                  const Lists<std::int32_t, std::int32_t>& seen, const std::optional<Array<double>>& penalties,
-                 const Lists<std::int32_t>& allowed, const Lists<std::int32_t>& banned) {
+                 const Lists<std::int32_t>& allowed, const Lists<std::int32_t>& banned,
+                 const std::optional<Masks>& masks) {
   check_matrix(logits);
   const py::ssize_t count = logits.shape(0);
   const double* temperatures = column(temperature, "temperature", count);
@@ -166,7 +185,8 @@ py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& te
     rows.push_back({temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i], positions[i], {},
                     forced_ids ? forced_ids[i] : -1, wanted[i], processed && processed[i]});
   }
-  EditColumns{bias, seen, penalties, allowed, banned}.apply(rows);
+  const EditColumns edits{bias, seen, penalties, allowed, banned, masks};
+  edits.apply(rows);
   Results results(wanted, count);
   {
     const float* data = logits.data();
@@ -226,7 +246,7 @@ void bind_sampler(py::module_& m) {
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("position"), py::arg("num_logprobs"),
            py::arg("processed_logprobs") = py::none(), py::arg("forced") = py::none(), py::arg("bias") = py::none(),
            py::arg("seen") = py::none(), py::arg("penalties") = py::none(), py::arg("allowed") = py::none(),
-           py::arg("banned") = py::none(),
+           py::arg("banned") = py::none(), py::arg("masks") = py::none(),
            R"(Sample one token per row, without the GIL.
 
 logits: float32 [R, V], C-contiguous. The other arguments have one entry per row: temperature, top_p, min_p
@@ -237,6 +257,9 @@ penalties float64 [R, 3] (repetition, frequency, presence).
 bias, seen, allowed and banned are tuples (offsets int64 [R + 1], ids int32, ...): row i's ids, all distinct, are
 ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
 together. Without allowed ids a row may draw any. See LogitEdits for what they do.
+
+masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
+row may draw. Empty masks count as None.
 
 Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
 top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.

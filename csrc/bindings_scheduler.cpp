@@ -213,6 +213,16 @@ void bind_step_plan(py::module_& m) {
 
 void bind_verbs(py::class_<SharedScheduler>& c) {
   c.def(
+       "check",
+       [](SharedScheduler& self, const std::string& request_id, const TokenArray& tokens, int64_t max_tokens,
+          int64_t min_tokens) {
+         const auto prompt = contiguous(tokens);
+         const SubmitOptions limits{max_tokens, min_tokens, {}, 1};
+         self.locked([&](Scheduler& s) { s.check(request_id, as_span(prompt), limits); });
+       },
+       py::arg("request_id"), py::arg("tokens").noconvert(), py::kw_only(), py::arg("max_tokens"),
+       py::arg("min_tokens") = 0, "ValueError where submit() would raise one; nothing changes.")
+      .def(
        "submit",
        [](SharedScheduler& self, std::string request_id, const TokenArray& tokens, int64_t max_tokens,
           int64_t min_tokens, std::vector<int32_t> stop_token_ids, int64_t num_samples) {

@@ -22,6 +22,7 @@ constexpr double kLargestGumbel = 36.75;        // -log(-log(1 - 2^-53)), rounde
 constexpr double kSlack = 1.0 + 0x1p-32;        // covers every rounding of a bound
 constexpr std::size_t kSmall = 1024;            // this many candidates are sorted rather than counted
 constexpr std::size_t kBuckets = 2048;
+constexpr std::size_t kMaskBits = 32;           // tokens per word of a mask
 constexpr std::size_t kParallelElements = 1u << 17;  // below this a thread costs more than it saves
 
 struct Candidate {
@@ -60,6 +61,9 @@ void check_edits(const LogitEdits& edits, std::size_t vocab_size) {
   check_ids("seen", edits.seen_ids, vocab_size);
   check_ids("allowed", edits.allowed, vocab_size);
   check_ids("banned", edits.banned, vocab_size);
+  const std::size_t mask_words = (vocab_size + kMaskBits - 1) / kMaskBits;
+  check(edits.mask.empty() || edits.mask.size() == mask_words,
+        "mask must have ", mask_words, " words, got ", edits.mask.size());
   for (const float bias : edits.bias) check(std::isfinite(bias), "bias must be finite, got ", bias);
   for (const std::int32_t count : edits.seen_counts) {
     check(count >= 0, "seen counts must be >= 0, got ", count);
@@ -227,6 +231,7 @@ class Sampler::Row {
     }
     penalise(edits);
     for (const std::int32_t id : edits.banned) replace(id, [](double) { return -kInfinity; });
+    mask(edits.mask);
     logits_ = edited_.data();
     for (std::size_t block = 0; block < maxima_.size(); ++block) {
       if (is_stale_[block]) passes_.block_maxima(logits_ + block * kBlock, block_size(block), &maxima_[block]);
@@ -243,6 +248,18 @@ class Sampler::Row {
       replace(edits.seen_ids[i], [repetition, taken](double logit) {
         return (logit > 0.0 ? logit / repetition : logit * repetition) - taken;
       });
+    }
+  }
+
+  void mask(std::span<const std::int32_t> words) {
+    for (std::size_t word = 0; word < words.size(); ++word) {
+      const auto bits = static_cast<std::uint32_t>(words[word]);
+      if (bits == ~0u) continue;
+      const std::size_t begin = word * kMaskBits;
+      const std::size_t count = std::min(kMaskBits, n_ - begin);
+      float* const values = edited_.data() + begin;
+      for (std::size_t bit = 0; bit < count; ++bit) values[bit] = bits >> bit & 1u ? values[bit] : -kInfinity;
+      is_stale_[begin / kBlock] = 1;
     }
   }
 

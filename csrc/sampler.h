@@ -20,7 +20,8 @@ namespace deepinfer {
 //   1. bias: logit += bias[i] for bias_ids[i];
 //   2. repetition, over seen_ids: a positive logit is divided by the penalty, any other multiplied;
 //   3. frequency and presence, over seen_ids: logit -= frequency * count + (count > 0 ? presence : 0);
-//   4. mask: unless it is empty, only tokens in allowed stay; tokens in banned never do.
+//   4. mask: unless it is empty, only tokens in allowed stay; tokens in banned never do; unless mask is empty, only
+//      tokens t with bit t % 32 of mask[t / 32] set stay.
 //
 // Computed in double; rounded to float after the bias and after the penalties. What overflows upwards becomes the
 // largest float, what overflows downwards -inf.
@@ -34,8 +35,11 @@ struct LogitEdits {
   double presence_penalty = 0.0;
   std::span<const std::int32_t> allowed;
   std::span<const std::int32_t> banned;
+  std::span<const std::int32_t> mask;  // [ceil(V / 32)]; bits beyond V mean nothing
 
-  bool empty() const { return bias_ids.empty() && seen_ids.empty() && allowed.empty() && banned.empty(); }
+  bool empty() const {
+    return bias_ids.empty() && seen_ids.empty() && allowed.empty() && banned.empty() && mask.empty();
+  }
 };
 
 // One row's request. "Order" below means: logit descending, then token id ascending.

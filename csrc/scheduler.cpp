@@ -48,8 +48,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 
 // ---- Requests ----
 
-Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt,
-                         const SubmitOptions& limits) {
+void Scheduler::check(const std::string& request_id, std::span<const int32_t> prompt,
+                      const SubmitOptions& limits) const {
   const auto refuse = [&](const std::string& what) {
     throw std::invalid_argument("request '" + request_id + "': " + what);
   };
@@ -74,7 +74,12 @@ Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt
     refuse("token ids must not be negative, got " + to_string(*negative) + " at position " +
            to_string(negative - prompt.begin()));
   }
+}
 
+Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt,
+                         const SubmitOptions& limits) {
+  check(request_id, prompt, limits);
+  const auto length = static_cast<int64_t>(prompt.size());
   const Handle first = next_handle_;
   const int64_t max_length = length + std::min(limits.max_tokens, length_limit_ - length);
   const SequenceLimits own{max_length, limits.min_tokens, limits.stop_token_ids};

@@ -63,6 +63,8 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
+  // Throws std::invalid_argument as submit() would, and changes nothing.
+  void check(const std::string& request_id, std::span<const int32_t> prompt, const SubmitOptions& limits) const;
   // Returns the handle of the first sample; those of the others follow it.
   Handle submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& limits);
   // Both end a live request at once, in any state, and return false if it has ended already. If it is part of

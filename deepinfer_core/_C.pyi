@@ -214,6 +214,10 @@ class Scheduler:
         End a request with 'abort', in any state; the result of a step under way is dropped. False if it had
         ended already. ValueError for a handle that was never issued.
         """
+    def check(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
+        """
+        ValueError where submit() would raise one; nothing changes.
+        """
     def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32], counts: numpy.typing.NDArray[numpy.int32] | None = None) -> CommitReport:
         """
         Apply the outcome of a plan. tokens: [T] int32, those of each sampling sequence, in order; -1 ends that
@@ -329,7 +333,7 @@ class Sampler:
         """
         isa: best, plain, avx2 or avx512. Neither argument changes a result.
         """
-    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None) -> tuple:
+    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None) -> tuple:
         """
         Sample one token per row, without the GIL.
         
@@ -341,6 +345,9 @@ class Sampler:
         bias, seen, allowed and banned are tuples (offsets int64 [R + 1], ids int32, ...): row i's ids, all distinct, are
         ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
         together. Without allowed ids a row may draw any. See LogitEdits for what they do.
+        
+        masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
+        row may draw. Empty masks count as None.
         
         Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
         top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.

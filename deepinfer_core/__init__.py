@@ -14,10 +14,20 @@ if TYPE_CHECKING:
     from deepinfer_core.llm import LLM
     from deepinfer_core.outputs import CompletionOutput, Logprob, RequestOutput
     from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.structured import StructuredOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "EngineArgs", "Logprob", "RequestOutput", "SamplingParams", "hookimpl"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutput",
+    "hookimpl",
+]
 
 _HOME = {
     "LLM": "llm",
@@ -26,6 +36,7 @@ _HOME = {
     "Logprob": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "StructuredOutput": "structured",
     "hookimpl": "hookspecs",
 }
 

@@ -13,6 +13,7 @@ from deepinfer_core.config import (
     DEFAULT_MODEL,
     CacheConfig,
     EngineConfig,
+    GrammarConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -114,6 +115,13 @@ class EngineArgs:
     num_threads: int | None = attrs.field(
         default=None, metadata=_flag("threads for computing on the CPU", "N", read=int, none="the backend decides")
     )
+    grammar_timeout: float = attrs.field(
+        default=20.0, metadata=_flag("longest time that a request's grammar may be compiled", "SECONDS", read=float)
+    )
+    grammar_max_size: int | str = attrs.field(
+        default=1 << 20, metadata=_flag("longest grammar or schema of a request, such as 1MiB", "SIZE", read=parse_size)
+    )
+    grammar_cache_size: int = attrs.field(default=128, metadata=_flag("compiled grammars that are kept", "N", read=int))
     load_watchdog_seconds: float = attrs.field(
         default=1800.0, metadata=_flag("give up loading weights after this time", "SECONDS", read=float)
     )
@@ -170,6 +178,11 @@ class EngineArgs:
                 max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens, **scheduler
             ),
             parallel=ParallelConfig(num_threads=self.num_threads),
+            grammar=GrammarConfig(
+                timeout_seconds=self.grammar_timeout,
+                max_size=self.grammar_max_size,
+                cache_size=self.grammar_cache_size,
+            ),
             backend=self.backend,
             plugins=self.plugins,
             plugin_config=self.plugin_config,

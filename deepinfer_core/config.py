@@ -1,7 +1,6 @@
 """The configuration objects the engine is built from. Torch-free; every value is checked.
 
-:class:`~deepinfer_core.arg_utils.EngineArgs` is what a user sets; it becomes these four, in one
-:class:`EngineConfig`.
+:class:`~deepinfer_core.arg_utils.EngineArgs` is what a user sets; it becomes these, in one :class:`EngineConfig`.
 """
 
 from __future__ import annotations
@@ -202,13 +201,26 @@ class ParallelConfig:
 
 
 @attrs.frozen(kw_only=True)
+class GrammarConfig:
+    """Limits of structured outputs."""
+
+    timeout_seconds: float = attrs.field(default=20.0, validator=_positive_seconds)
+    """Longest time that a grammar may be compiled."""
+    max_size: int = attrs.field(default=1 << 20, converter=parse_size, validator=_integer(1))
+    """Longest grammar, in bytes of its text."""
+    cache_size: int = attrs.field(default=128, validator=_integer(0, _MAX_COUNT))
+    """Compiled grammars that are kept for requests to come."""
+
+
+@attrs.frozen(kw_only=True)
 class EngineConfig:
-    """Everything an engine needs: the four parts, the plugin selection, and logging."""
+    """Everything an engine needs: the parts, the plugin selection, and logging."""
 
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     parallel: ParallelConfig
+    grammar: GrammarConfig = attrs.field(factory=GrammarConfig)
     backend: str = "auto"
     """Name of a backend plugin component, or ``auto``."""
     plugins: tuple[Any, ...] = ()

@@ -198,6 +198,7 @@ class LLM:
 
     def _next_outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
         """What has arrived for these requests; if nothing has, what the next step brings, possibly nothing."""
+        self.engine.wait()
         with self._lock:
             outputs = self._collect(request_ids)
             if outputs:

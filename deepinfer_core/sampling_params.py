@@ -14,6 +14,7 @@ import attrs
 
 from deepinfer_core.errors import RequestError, nearest
 from deepinfer_core.frozen import FrozenDict, freeze
+from deepinfer_core.structured.spec import StructuredOutput
 
 #: Which distribution logprobs are of: the model's own, or the one that tokens are drawn from.
 LogprobsMode = Literal["raw", "processed"]
@@ -160,6 +161,10 @@ def _extra(value: object) -> FrozenDict[str, Any]:
     return frozen
 
 
+def _structured(value: object) -> StructuredOutput | None:
+    return StructuredOutput.of(value)
+
+
 def _known_mode(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value not in ("raw", "processed"):
         raise _refuse(attribute.name, "'raw' or 'processed'", value)
@@ -187,7 +192,7 @@ class SamplingParams:
     min_p: keep tokens at least this share as likely as the most likely one; 0.0 keeps all.
 
     The order, for each token: logits_processor plugins, logit_bias, repetition, frequency and presence penalty,
-    allowed and banned ids, temperature, top_k, top_p, min_p.
+    allowed and banned ids and ``structured``, temperature, top_k, top_p, min_p.
 
     seed: in [0, 2**64); with it a request gives the same tokens whatever runs beside it. None: random. Completion i
         of n is what the seed (seed + i * 0x9E3779B97F4A7C15) mod 2**64 gives with n=1: the first is that of ``seed``.
@@ -202,6 +207,8 @@ class SamplingParams:
         that it can give are among the N; what it cannot give has -inf.
     prompt_logprobs: the same for each token of the prompt but the first, which nothing comes before; always raw.
     skip_special_tokens: special tokens leave no trace in the text.
+    structured: what form the output has: a :class:`~deepinfer_core.structured.StructuredOutput`, or a table of its
+        fields. It excludes tokens beside those that are banned or not allowed; ``forced_token_ids`` must fit it.
     extra: parameters for plugins, by the name of the component they are for: plain data, never code. Naming a
         logits_processor component is what makes it act on the request.
     """
@@ -235,6 +242,7 @@ class SamplingParams:
     )
     skip_special_tokens: bool = _flag_field("skip_special_tokens", True)
     include_stop_str_in_output: bool = _flag_field("include_stop_str_in_output", False)
+    structured: StructuredOutput | None = attrs.field(default=None, converter=_structured)
     extra: FrozenDict[str, Any] = attrs.field(default=FrozenDict(), converter=_extra)
 
     def __new__(cls, *args: object, **fields: object) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,6 +13,7 @@ from deepinfer_core.arg_utils import EngineArgs
 from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.structured.spec import DEFAULT_WHITESPACE
 
 
 def _ids(text: str) -> list[int]:
@@ -71,6 +73,50 @@ _SEVERAL: tuple[tuple[str, Any, str, str], ...] = (
 _PREFIX = "sampling_"
 
 
+def _contents(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"must be a readable UTF-8 file, got {path!r} ({error})") from None
+
+
+class _Structured(argparse.Action):
+    """Collects what form the output has, as a table for ``SamplingParams.structured``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        structured: dict[str, Any] = getattr(namespace, _PREFIX + "structured", None) or {}
+        if self.nargs == 0:
+            values = self.const
+        if self.dest == "choice":
+            values = [*structured.get("choice", ()), values]
+        setattr(namespace, _PREFIX + "structured", {**structured, self.dest: values})
+
+
+def _add_structured_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("structured output (one of the kinds)")
+
+    def add(option: str, dest: str, metavar: str, read: Any, help: str) -> None:
+        group.add_argument(
+            option, dest=dest, action=_Structured, metavar=metavar, type=read, default=argparse.SUPPRESS, help=help
+        )
+
+    add("--json-schema", "json_schema", "FILE", _contents, "the output is JSON that validates against this schema")
+    add("--regex", "regex", "PATTERN", str, "the output matches this regular expression, as a whole")
+    add("--choice", "choice", "TEXT", str, "the output is one of these texts; repeatable")
+    add("--grammar", "ebnf", "FILE", _contents, "the output is of this EBNF grammar, whose first rule is called root")
+    add("--structural-tag", "structural_tag", "FILE", _contents, "free text with constrained parts, described in JSON")
+    add(
+        "--max-whitespace", "max_whitespace", "N", int,
+        f"whitespace in a row between elements of JSON; 0: compact (default: {DEFAULT_WHITESPACE})",
+    )  # fmt: skip
+    group.add_argument(
+        "--json-object", dest="json_object", action=_Structured, nargs=0, const=True, default=argparse.SUPPRESS,
+        help="the output is a JSON object",
+    )  # fmt: skip
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, several: bool = False, **defaults: Any) -> None:
     """One option per field; what is not given is left to the checkpoint's generation_config.json, then to
     ``defaults``, then to SamplingParams.
@@ -90,6 +136,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         "--ignore-eos", dest="sampling_ignore_eos", action="store_const", const=True,
         help="do not stop at the model's end tokens",
     )  # fmt: skip
+    _add_structured_arguments(parser)
     parser.set_defaults(sampling_defaults=defaults)
 
 

@@ -33,18 +33,25 @@ from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling import SamplingState
 from deepinfer_core.sampling.processors import check_extra
 from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.structured.admission import GrammarAdmission
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
 from deepinfer_core.worker.step_rows import StepRows
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from deepinfer_core.interfaces.sampler import SamplerOutput
     from deepinfer_core.outputs import FinishReason
     from deepinfer_core.worker.step_rows import StepResult
 
 logger = logging.getLogger(__name__)
 
+#: Handle of a sample that the scheduler does not have yet.
+_NOT_SUBMITTED = -1
+
 _NOTHING_TO_DRAW = (
-    "no token could be drawn: every token is banned, not allowed or has a logit of -inf, or a logit is NaN or +inf"
+    "no token could be drawn: every token is banned, not allowed, excluded by the grammar or has a logit of -inf, "
+    "or a logit is NaN or +inf"
 )
 
 
@@ -75,6 +82,9 @@ class LLMEngine:
         self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
         self.eos_token_ids = self._eos_token_ids()
         self.scheduler = self._make_scheduler()
+        self._grammars = GrammarAdmission(
+            self.manager, self.tokenizer, self.worker.arch_config.vocab_size, self.eos_token_ids, config.grammar
+        )
         self.stats = StatsLogger(
             enabled=not config.disable_log_stats,
             interval_seconds=config.log_stats_interval,
@@ -112,8 +122,10 @@ class LLMEngine:
         params = SamplingParams(**self.hf_config.sampling_defaults) if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
-        vocab_size, longest = self.worker.arch_config.vocab_size, self.worker.max_model_len
+        vocab_size = self.worker.arch_config.vocab_size
         params.check_vocabulary(vocab_size)
+        if params.structured is not None:
+            self._grammars.check(params.structured)
         is_processed = check_extra(params, self._processors)
         text, ids = prompt_parts(prompt, self.tokenizer)
         token_ids = tokenize_prompt(text, ids, self.tokenizer)
@@ -121,25 +133,17 @@ class LLMEngine:
         stop_ids = tuple(sorted({*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}))
         if self.tokenizer is None and params.stop:
             raise RequestError(f"stop strings need a tokenizer and this model has none, got stop={params.stop!r}")
+        self._check_submittable(request_id, tokens, params)
         request = Request(request_id, text, token_ids, params, stop_ids, RequestMetrics(arrival), stream)
-        try:
-            handle = self.scheduler.submit(
-                request_id,
-                tokens,
-                max_tokens=min(params.max_tokens or longest, longest),
-                min_tokens=min(params.tokens_before_stop, longest),
-                stop_token_ids=list(stop_ids),
-                num_samples=params.n,
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from None
         for index, seed in enumerate(params.sample_seeds(params.resolve_seed(self._rng))):
             sampling = SamplingState(request_id, params, seed, token_ids, stop_ids, is_processed=is_processed)
             detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
-            request.samples.append(Sample(request, index, handle + index, sampling, detokenizer))
-        self._scoring.add(request)
-        self._requests[request_id] = request
-        self._samples |= {sample.handle: sample for sample in request.samples}
+            request.samples.append(Sample(request, index, _NOT_SUBMITTED, sampling, detokenizer))
+        if params.structured is None:
+            self._submit(request)
+        else:
+            self._grammars.add(request)
+            self._admit_compiled()
         if self.hooks.on_request_added is not None:
             try:
                 self.hooks.on_request_added(request)
@@ -148,20 +152,75 @@ class LLMEngine:
                 raise
         return request
 
+    def _check_submittable(self, request_id: str, tokens: NDArray[np.int32], params: SamplingParams) -> None:
+        if request_id in self._grammars:
+            raise RequestError(f"request {request_id!r}: a request with this id is still alive; choose another id")
+        try:
+            self.scheduler.check(request_id, tokens, **self._limits(params))
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+
+    def _admit_compiled(self) -> None:
+        """Submit the requests whose grammar is there now, and end those that cannot have one."""
+        for admitted in self._grammars.take_ready():
+            request = admitted.request
+            if admitted.error is not None:
+                self._end_unsubmitted(request, "error", admitted.error)
+                continue
+            for sample, guide in zip(request.samples, admitted.guides, strict=True):
+                sample.sampling.follow(guide)
+            if request.samples[0].sampling.is_over:  # the empty output is whole, and the only one
+                self._end_unsubmitted(request, "stop")
+            else:
+                self._submit(request)
+
+    def _submit(self, request: Request) -> None:
+        handle = self.scheduler.submit(
+            request.request_id,
+            np.asarray(request.prompt_token_ids, np.int32),
+            stop_token_ids=list(request.stop_ids),
+            num_samples=request.params.n,
+            **self._limits(request.params),
+        )
+        for sample in request.samples:
+            sample.handle = handle + sample.index
+        self._scoring.add(request)
+        self._requests[request.request_id] = request
+        self._samples |= {sample.handle: sample for sample in request.samples}
+
+    def _limits(self, params: SamplingParams) -> dict[str, int]:
+        longest = self.worker.max_model_len
+        return {
+            "max_tokens": min(params.max_tokens or longest, longest),
+            "min_tokens": min(params.tokens_before_stop, longest),
+        }
+
     def abort_request(self, request_ids: str | Iterable[str] | None = None) -> None:
         """End requests (None: all) with finish reason ``abort``, in any state; unknown and finished ids are ignored."""
-        request_ids = list(self._requests) if request_ids is None else request_ids
+        request_ids = [*self._requests, *self._grammars.request_ids] if request_ids is None else request_ids
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
-            if request_id in self._requests:
+            waiting = self._grammars.remove(request_id)
+            if waiting is not None:
+                self._end_unsubmitted(waiting, "abort")
+            elif request_id in self._requests:
                 for sample in self._requests[request_id].samples:
                     self.scheduler.cancel(sample.handle)
 
     def has_unfinished_requests(self) -> bool:
         """Whether :meth:`step` has anything left to do or to report."""
-        return bool(self._requests or self._ended or self._fresh or self._ready)
+        return bool(self._requests or self._grammars or self._ended or self._fresh or self._ready)
+
+    def wait(self, timeout: float = 0.05) -> None:
+        """Return at once if a step has anything to do; if all there is waits for grammars, when one is compiled or
+        after ``timeout`` seconds. Other threads may add and abort requests meanwhile.
+        """
+        if self._grammars and not (self._requests or self._ended or self._fresh or self._ready):
+            self._grammars.wait(timeout)
 
     def explain(self, request_id: str) -> str:
         """Why a request is not running, or how far it is."""
+        if request_id in self._grammars:
+            return self._grammars.explain(request_id)
         if request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id!r}")
         samples = [sample for sample in self._requests[request_id].samples if sample.finish_reason is None]
@@ -179,6 +238,8 @@ class LLMEngine:
         error, and the next call reports them: no output is lost, and none comes twice.
         """
         self._deferred.flush()
+        if self._grammars:
+            self._admit_compiled()
         with self.stats.phase("schedule"):
             plan = self.scheduler.schedule()
         with self._settling(plan):
@@ -281,13 +342,17 @@ class LLMEngine:
         for handle, token in zip(report.handles.tolist(), report.tokens.tolist(), strict=True):
             sample = self._samples[handle]
             stopped = output_processor.append_token(sample, token, sampled, row_of[handle], self.tokenizer)
-            if stopped:
+            if sample.sampling.error is not None:
+                sample.error = sample.sampling.error
+                self.scheduler.finish(handle, "error")
+            elif stopped or sample.sampling.is_over:
                 self.scheduler.finish(handle, "stop")
             if sample.request.stream:
                 self._has_news[sample.request.request_id] = sample.request
         for handle, row in row_of.items():
             if sampled.token_ids[row] < 0:
-                self._samples[handle].error = sampled.errors.get(row, _NOTHING_TO_DRAW)
+                sample = self._samples[handle]
+                sample.error = sampled.errors.get(row) or sample.sampling.error or _NOTHING_TO_DRAW
 
     def _kv_names(self, plan: _C.StepPlan) -> list[str | None]:
         """Per sequence of the plan its request's id if it is the first sample, which stands for the request."""
@@ -321,8 +386,7 @@ class LLMEngine:
                 self._has_news[request.request_id] = request
             if sample.index == 0:
                 first_ended.append(request)
-                if self.hooks.finalize_seq is not None:
-                    self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
+                self._defer_finalize(request)
             if request.finished:
                 self._scoring.forget(request)
                 del self._requests[request.request_id]
@@ -339,6 +403,18 @@ class LLMEngine:
             if request.error is not None and self.hooks.on_error is not None:
                 self.hooks.on_error(request.request_id, GenerationError(request.error))
         return first_ended
+
+    def _end_unsubmitted(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """A request ends that the scheduler never had; the next step reports it."""
+        for sample in request.samples:
+            sample.error = error
+            output_processor.finish(sample, reason)
+        self._defer_finalize(request)
+        self._ended.append(request)
+
+    def _defer_finalize(self, request: Request) -> None:
+        if self.hooks.finalize_seq is not None:
+            self._deferred.defer(partial(self.hooks.finalize_seq, request.request_id))
 
     def _collect_streamed(self) -> None:
         has_news, self._has_news = self._has_news, {}
@@ -380,6 +456,7 @@ class LLMEngine:
     def close(self) -> None:
         """End all requests and release everything they hold."""
         with ExitStack() as last:
+            last.callback(self._grammars.close)
             last.callback(self.stats.close)
             last.callback(self._deferred.flush)
             self.abort_request()

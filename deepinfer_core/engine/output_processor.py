@@ -57,12 +57,14 @@ def position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: T
 
 
 def finish(sample: Sample, reason: FinishReason) -> None:
-    """Close the text and settle why the sample ended; a stop string wins over a limit met by the same token."""
+    """Close the text and settle why the sample ended; a stop string or the end of a grammar wins over a limit met by
+    the same token.
+    """
     request = sample.request
     if sample.detokenizer is not None:
         sample.detokenizer.finish()
         sample.stop_reason = sample.detokenizer.stop_reason
-    if sample.stop_reason is not None and reason == "length":
+    if reason == "length" and (sample.stop_reason is not None or sample.sampling.is_over):
         reason = "stop"
     if reason == "abort":
         sample.error = None

@@ -56,6 +56,8 @@ class SamplingRow:
     edits: None for none.
     forced: the token to report as drawn, with its logprobs; None: draw.
     context: what logits_processor components see of the request; None where none acts on it.
+    mask: ``[ceil(V / 32)]`` int32: only tokens t with bit ``t % 32`` of word ``t // 32`` set may be drawn, beside what
+        ``edits`` excludes; bits beyond V mean nothing. None: no mask.
     """
 
     params: SamplingParams
@@ -64,6 +66,7 @@ class SamplingRow:
     edits: LogitEdits | None = None
     forced: int | None = None
     context: RowContext | None = None
+    mask: NDArray[np.int32] | None = None
 
 
 @attrs.frozen(eq=False)

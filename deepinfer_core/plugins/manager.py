@@ -266,6 +266,18 @@ class PluginManager:
         installed = ", ".join(f"{c} (plugin {p})" for c, p in offers.items()) or "none"
         raise PluginError(f"no {what} is active{near} (installed: {installed}); name its plugin in plugins=[...]")
 
+    def component_or_default(self, seam: str, name: str) -> tuple[str, Any] | None:
+        """The active component of an exclusive seam and its name; where none is, the installed one called ``name``,
+        which becomes active now; None where that is missing too. Raises PluginError as :meth:`component`.
+        """
+        if not self._active(seam):
+            if not any(c.name == name for _, c in self._offers(seam)):
+                return None
+            self._add(self._offering(seam, name), "default", f"the default of seam {seam}")
+            self._settle()
+        chosen = self._active(seam)[0]
+        return chosen.name, self._load(chosen)
+
     def chain(self, seam: str) -> tuple[Any, ...]:
         """Every active component of a seam, loaded, in order; empty when there is none."""
         return tuple(self._load(s) for s in self._active(seam))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from deepinfer_core.interfaces.sampler import SamplingRow
+    from deepinfer_core.interfaces.sampler import LogitEdits, SamplingRow
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -19,8 +19,15 @@ def edited_logits(logits: NDArray[np.float32], row: SamplingRow) -> NDArray[np.f
     A copy, and bit for bit what the core's sampler draws from.
     """
     result, edits = logits.copy(), row.edits
-    if edits is None:
-        return result
+    if edits is not None:
+        result = _edited(result, edits)
+    if row.mask is not None:
+        bits = np.unpackbits(row.mask.astype("<i4").view(np.uint8), count=len(result), bitorder="little")
+        result[bits == 0] = -np.inf
+    return result
+
+
+def _edited(result: NDArray[np.float32], edits: LogitEdits) -> NDArray[np.float32]:
     result[edits.bias_ids] = _rounded(result[edits.bias_ids].astype(np.float64) + edits.bias)
     seen = result[edits.seen_ids].astype(np.float64)
     seen = np.where(seen > 0, seen / edits.repetition_penalty, seen * edits.repetition_penalty)

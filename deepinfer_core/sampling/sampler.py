@@ -65,6 +65,9 @@ def _seldom_used(rows: Sequence[SamplingRow]) -> dict[str, Any]:
     edits = [row.edits for row in rows]
     if edits.count(None) < len(rows):
         columns |= _edits([each or _NO_EDITS for each in edits])
+    masks = [row.mask for row in rows]
+    if any(mask is not None for mask in masks):
+        columns["masks"] = masks
     return columns
 
 

@@ -14,6 +14,7 @@ from deepinfer_core.interfaces.sampler import LogitEdits, SamplingRow
 
 if TYPE_CHECKING:
     from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.structured.guide import Guide
 
 _FIRST_CAPACITY = 64
 
@@ -131,10 +132,27 @@ class SamplingState:
             prompt = np.array(prompt_token_ids, np.int32)
             prompt.flags.writeable = False
             self._context = RowContext(request_id, params, prompt, self._log.view())
+        self._guide: Guide | None = None
+
+    def follow(self, guide: Guide) -> None:
+        """From now on, before any token is out, the output is held to a grammar."""
+        self._guide = guide
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the output is whole by its grammar, and cannot go on."""
+        return self._guide is not None and self._guide.is_over
+
+    @property
+    def error(self) -> str | None:
+        """Why the output cannot go on, if its grammar was broken off; of committed tokens, not of drafts."""
+        return None if self._guide is None else self._guide.error
 
     def advance(self, token: int) -> None:
         """Take in an output token: a committed one, or a draft that :meth:`retreat` takes back."""
         self._num_outputs += 1
+        if self._guide is not None:
+            self._guide.advance(token)
         if self._counts is not None:
             self._counts.append(token)
         if self._log is not None:
@@ -143,6 +161,8 @@ class SamplingState:
     def retreat(self, count: int) -> None:
         """Take the last ``count`` tokens back."""
         self._num_outputs -= count
+        if self._guide is not None:
+            self._guide.retreat(count)
         if self._counts is not None:
             for _ in range(count):
                 self._counts.pop()
@@ -159,6 +179,7 @@ class SamplingState:
             self._edits(),
             forced[self._num_outputs] if self._num_outputs < len(forced) else None,
             None if self._log is None else attrs.evolve(self._context, output_token_ids=self._log.view()),
+            None if self._guide is None else self._guide.mask(),
         )
 
     def rows(self, position: int, drafts: Sequence[int]) -> list[SamplingRow]:

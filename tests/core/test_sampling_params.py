@@ -32,7 +32,7 @@ def test_the_defaults_are_the_ecosystems() -> None:
         "allowed_token_ids": None, "banned_token_ids": (), "forced_token_ids": (), "seed": None, "stop": (),
         "stop_token_ids": (), "ignore_eos": False, "max_tokens": 16, "min_tokens": 0, "logprobs": None,
         "logprobs_mode": "raw", "prompt_logprobs": None, "skip_special_tokens": True,
-        "include_stop_str_in_output": False, "extra": {},
+        "include_stop_str_in_output": False, "structured": None, "extra": {},
     }  # fmt: skip
     assert attrs.asdict(SamplingParams()) == expected
 

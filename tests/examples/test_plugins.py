@@ -22,6 +22,7 @@ METADATA = {path.name: tomllib.loads((path / "pyproject.toml").read_text())["pro
 
 PROMPTS = ["Hello", [11] * 40 + [7, 11]]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+CHOICES = ["red", "green", "greenish"]
 HOT: dict[str, Any] = {"temperature": 2.0, "seed": 1, "max_tokens": 8, "ignore_eos": True}
 
 #: Runs each case of standard input, as ``LLM`` options and two requests' parameters, and writes what came of it.
@@ -85,6 +86,7 @@ def cases(folder: Path) -> dict[str, Any]:
     """How each example is asked to show an effect."""
     log = {"path": str(folder / "requests.jsonl")}
     return {
+        "choice-trie": ({}, [{**each, "structured": {"choice": CHOICES}, "max_tokens": 20} for each in (GREEDY, HOT)]),
         "no-repeat-ngram": ({}, [{**each, "extra": {"no-repeat-ngram": 1}} for each in (GREEDY, HOT)]),
         "request-logger": ({"plugin_config": {"request-logger": log}}, [GREEDY, HOT]),
         "top-n-sigma": ({"plugin_config": {"top-n-sigma": {"n": 1e-6}}}, [GREEDY, HOT]),
@@ -134,6 +136,10 @@ def test_uninstalling_restores_the_former_behaviour(story: dict[str, Any]) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_named_it_is_active(story: dict[str, Any], name: str) -> None:
     assert name in story[name]["active"] and story[name]["errors"] == [None, None]
+
+
+def test_choice_trie_gives_one_of_the_choices(story: dict[str, Any]) -> None:
+    assert set(story["choice-trie"]["texts"]) <= set(CHOICES) and "xgrammar" not in story["choice-trie"]["active"]
 
 
 def test_no_repeat_ngram_leaves_no_token_twice(story: dict[str, Any]) -> None:

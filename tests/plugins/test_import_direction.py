@@ -25,6 +25,7 @@ PUBLIC = (
     "deepinfer_core.model_loader",
     "deepinfer_core.outputs",
     "deepinfer_core.sampling_params",
+    "deepinfer_core.structured",
     "deepinfer_core.testing",
     "deepinfer_core.tokenizer",
 )

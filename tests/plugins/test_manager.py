@@ -17,7 +17,7 @@ from deepinfer_core.plugins import PluginManager, PluginRow
 
 Install = Callable[..., Path]
 
-THING = "class Thing:\n    label = {label!r}\n"
+THING = "class Thing:\n    label = {label!r}\n    kinds = ()\n    def compile(self, spec, vocabulary): ...\n"
 MODEL = THING + "    def translate_config(self, hf_config): ...\n    def build(self, config, context): ...\n"
 BACKEND = (
     THING
@@ -163,6 +163,9 @@ def test_a_hanging_probe_is_given_up(device: Any) -> None:
 
 class Grammar:
     seam = "grammar"
+    kinds = ()
+
+    def compile(self, spec: object, vocabulary: object) -> None: ...
 
 
 class Counting:

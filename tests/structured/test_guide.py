@@ -1,0 +1,172 @@
+"""A matcher held to its protocol: masks, ends, look-ahead, and whatever an engine may do wrong."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deepinfer_core.interfaces.grammar import Vocabulary
+from deepinfer_core.sampling import SamplingState
+from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.structured.guide import Guide, GuideContext
+
+#: Ids 0 and 1 end a sequence; 2 is special, 3 is unknown to the tokenizer; then texts.
+VOCABULARY = Vocabulary(
+    (b"", b"", b"", b"", b"a", b"b", b"ab", b"ba", b"c", *[b"x"] * 30), {"<e>": 0, "<s>": 2}, (0, 1)
+)
+CONTEXT = GuideContext("toy", VOCABULARY)
+tokens = st.integers(0, 9)
+
+
+def bits(mask: Any) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def guide(toys: ModuleType, *texts: str, ending: Any = (0, 1), matcher: type | None = None) -> Guide:
+    grammar = toys.Texts([text.encode() for text in texts], VOCABULARY, matcher or toys.TextsMatcher)
+    return Guide(grammar, CONTEXT, ending)
+
+
+def test_ends_may_come_where_the_text_is_whole_and_only_there(toys: ModuleType) -> None:
+    one = guide(toys, "ab", "abc")
+    assert bits(one.mask()) == {4, 6} and not one.is_over
+    one.advance(6)
+    assert bits(one.mask()) == {8, 0, 1} and not one.is_over
+    one.advance(8)
+    assert bits(one.mask()) == {0, 1} and one.is_over and one.error is None
+    one.advance(1)
+    assert one.mask() is None and one.error is None and not one.is_over
+    one.retreat(3)
+    assert bits(one.mask()) == {4, 6}
+    without = guide(toys, "ab", ending=())
+    without.advance(6)
+    assert bits(without.mask()) == set() and without.is_over
+
+
+def test_stop_ids_that_are_text_are_the_grammars(toys: ModuleType) -> None:
+    assert CONTEXT.ending_ids((0, 2, 3, 8)) == (0, 2, 3)
+
+
+def test_an_engine_may_not_allow_ends_unknown_ids_or_what_is_beyond(toys: ModuleType) -> None:
+    everything = type("All", (toys.TextsMatcher,), {"fill_mask": lambda self, row: row.fill(-1)})
+    assert bits(guide(toys, "ab", matcher=everything).mask()) == {2, *range(4, 39)}
+
+
+@given(drafts=st.lists(st.lists(tokens, max_size=5), max_size=5), texts=st.sets(st.text("abc", min_size=1), min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_looking_ahead_changes_nothing(toys: ModuleType, drafts: list[list[int]], texts: set[str]) -> None:
+    looked, plain = guide(toys, *texts), guide(toys, *texts)
+    for ahead in drafts:
+        for token in ahead:
+            looked.advance(token)
+            looked.mask()
+        looked.retreat(len(ahead))
+        assert looked.error is None and bits(looked.mask()) == bits(plain.mask())
+        assert looked.is_over == plain.is_over
+        if plain.is_over:
+            return
+        token = min(bits(plain.mask()))
+        for each in (looked, plain):
+            each.advance(token)
+        if token in VOCABULARY.eos_token_ids:
+            return
+
+
+def test_rows_of_drafts_are_those_of_the_drafts_accepted(toys: ModuleType) -> None:
+    def state(*committed: int) -> SamplingState:
+        made = SamplingState("", SamplingParams(), 0, [])
+        made.follow(guide(toys, "abab", "abc"))
+        for token in committed:
+            made.advance(token)
+        return made
+
+    ahead = state(4)
+    rows = ahead.rows(1, [5, 8, 0, 4])
+    for place, committed in enumerate(([4], [4, 5], [4, 5, 8])):
+        assert bits(rows[place].mask) == bits(state(*committed).row(1 + place).mask)
+    assert rows[4].mask is None  # after an end nothing is known, and nothing is drawn
+    assert bits(ahead.row(1).mask) == bits(state(4).row(1).mask) and ahead.error is None
+
+
+def test_a_committed_token_outside_the_mask_is_the_samplers_fault(toys: ModuleType) -> None:
+    one = guide(toys, "ab")
+    one.advance(8)
+    assert "token 8 was drawn, which the grammar excludes: the sampler did not heed the mask" in str(one.error)
+    one.retreat(1)
+    assert one.error is None
+
+
+def raising(*args: Any) -> Any:
+    raise OSError("disk on fire")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"fill_mask": raising}, "'toy' failed in fill_mask: OSError: disk on fire"),
+        ({"fill_mask": lambda self: None}, "'toy' failed in fill_mask: TypeError"),
+        ({"is_complete": property(raising)}, "'toy' failed in is_complete: OSError"),
+        ({"is_complete": "yes"}, "'toy': is_complete must be True or False, got 'yes'"),
+        ({"__init__": raising}, "'toy' failed in matcher: OSError"),
+    ],
+)
+def test_a_broken_matcher_allows_nothing_and_says_why(toys: ModuleType, members: Any, message: str) -> None:
+    one = guide(toys, "ab", matcher=type("Broken", (toys.TextsMatcher,), members))
+    assert bits(one.mask()) == set() and not one.is_over
+    assert message in str(one.error)
+    one.advance(4)
+    one.retreat(1)
+    assert bits(one.mask()) == set() and message in str(one.error)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"accept": raising}, "failed in accept: OSError"),
+        ({"accept": lambda self, token: None}, "accept must be True or False, got None"),
+        ({"accept": lambda self, token: False}, "token 4 was drawn"),
+    ],
+)
+def test_a_matcher_that_will_not_accept(toys: ModuleType, members: Any, message: str) -> None:
+    one = guide(toys, "ab", matcher=type("Broken", (toys.TextsMatcher,), members))
+    one.advance(4)
+    assert message in str(one.error)
+
+
+def test_a_failing_rollback_ends_it(toys: ModuleType) -> None:
+    one = guide(toys, "ab", matcher=type("Broken", (toys.TextsMatcher,), {"rollback": raising}))
+    one.advance(4)
+    one.retreat(1)
+    assert "failed in rollback" in str(one.error) and bits(one.mask()) == set()
+
+
+def test_what_an_engine_does_to_its_row_later_changes_nothing(toys: ModuleType) -> None:
+    kept: list[Any] = []
+
+    def fill(self: Any, row: Any) -> None:
+        kept.append(row)
+        row[0] = 1 << 4
+        row.shape = (1, -1)
+
+    one = guide(toys, "ab", matcher=type("Keeping", (toys.TextsMatcher,), {"fill_mask": fill}))
+    mask = one.mask()
+    kept[0].fill(-1)
+    assert bits(mask) == {4}
+
+
+def test_a_call_that_takes_too_long_is_the_last(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("deepinfer_core.structured.guide.time.thread_time", lambda: now[0])
+
+    def slow(self: Any, token: int) -> bool:
+        now[0] += 1.5
+        return True
+
+    one = guide(toys, "ab", matcher=type("Slow", (toys.TextsMatcher,), {"accept": slow}))
+    one.advance(4)
+    assert "too slow: accept took 1.5 s, and the limit is 1 s" in str(one.error)
