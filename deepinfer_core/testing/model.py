@@ -196,7 +196,7 @@ class ModelSuite(Suite):
         for i, prompt in enumerate(prompts):
             cut = len(prompt) - 1
             parts = sequences.run([(i, 0, prompt[:cut])])
-            wrong = [(prompt[-1] + 1 + k) % max(2, max(prompt)) for k in range(1 + ROLLBACK)]
+            wrong = [(prompt[-1] + 1 + k) % max(2, max(prompt)) for k in range(ROLLBACK)]
             sequences.run([(i, cut, wrong)])
             parts += sequences.run([(i, cut, prompt[cut:])])
             self.agree([torch.cat(parts)], [alone[i]], "after drafts that were rejected")
