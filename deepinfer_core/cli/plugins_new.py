@@ -30,6 +30,7 @@ _FILES = {
 }
 #: Further files of a seam.
 _SEAM_FILES = {
+    "multimodal": {"{package}/encoder.py": "seams/multimodal_encoder.py.j2"},
     "model": {"{package}/network.py": "seams/model_network.py.j2"},
     "checkpoint": {
         "{package}/checkpoint/config.json": "seams/checkpoint_config.json.j2",

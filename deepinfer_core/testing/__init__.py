@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from deepinfer_core.testing.checkpoint import CheckpointSuite
     from deepinfer_core.testing.command import CommandSuite
     from deepinfer_core.testing.eplb_policy import EplbPolicySuite
+    from deepinfer_core.testing.grammar import GrammarSuite
     from deepinfer_core.testing.hooks import HooksSuite
     from deepinfer_core.testing.kernels import AttentionSuite, MoeSuite
     from deepinfer_core.testing.kv_connector import KvConnectorSuite
     from deepinfer_core.testing.logits_processor import LogitsProcessorSuite
     from deepinfer_core.testing.model import ModelSuite
+    from deepinfer_core.testing.multimodal import MultimodalSuite
     from deepinfer_core.testing.sampler import SamplerSuite
     from deepinfer_core.testing.scheduler_policy import SchedulerPolicySuite
     from deepinfer_core.testing.suite import Suite
@@ -44,9 +46,11 @@ SUITES: Final = {
     "moe": ("kernels", "MoeSuite"),
     "sampler": ("sampler", "SamplerSuite"),
     "logits_processor": ("logits_processor", "LogitsProcessorSuite"),
+    "grammar": ("grammar", "GrammarSuite"),
     "scheduler_policy": ("scheduler_policy", "SchedulerPolicySuite"),
     "eplb_policy": ("eplb_policy", "EplbPolicySuite"),
     "kv_connector": ("kv_connector", "KvConnectorSuite"),
+    "multimodal": ("multimodal", "MultimodalSuite"),
     "hooks": ("hooks", "HooksSuite"),
     "command": ("command", "CommandSuite"),
 }
@@ -63,11 +67,13 @@ __all__ = [
     "CheckpointSuite",
     "CommandSuite",
     "EplbPolicySuite",
+    "GrammarSuite",
     "HooksSuite",
     "KvConnectorSuite",
     "LogitsProcessorSuite",
     "ModelSuite",
     "MoeSuite",
+    "MultimodalSuite",
     "SamplerSuite",
     "SchedulerPolicySuite",
     "Suite",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core.testing import BackendSuite, ModelSuite
+from deepinfer_core.testing import BackendSuite, GrammarSuite, ModelSuite
 from deepinfer_kernels import ops
 
 DATA = Path(__file__).parents[1] / "data"
@@ -31,3 +31,9 @@ class TestDeepseek(ModelSuite):
     @pytest.fixture
     def checkpoint(self) -> Path:
         return DATA / "v41-tiny-bf16"
+
+
+class TestXGrammar(GrammarSuite):
+    """Every kind of grammar."""
+
+    plugin = "xgrammar"
