@@ -93,14 +93,16 @@ class Guide:
         return self._is_over
 
     def mask(self) -> NDArray[np.int32] | None:
-        """``[ceil(V / 32)]`` int32: what may come next. Nothing after a failure; None where the guide is lost."""
+        """``[ceil(V / 32)]`` int32: what may come next. Nothing after a failure; None where the guide is lost, or where
+        the output is over and no token can end it: what is drawn there, after drafts, is thrown away.
+        """
         if self._mask is None and not self.is_lost:
             try:
                 self._mask, self._is_over = self._look()
             except GrammarFailure as failure:
                 self._failure = str(failure)
                 self._mask, self._is_over = np.zeros_like(self._context.selectable), False
-        return self._mask
+        return None if self._is_over and not self._ending_ids else self._mask
 
     def allows(self, token: int) -> bool:
         """Whether the mask has this token."""
