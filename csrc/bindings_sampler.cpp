@@ -161,6 +161,56 @@ class Results {
   Array<float> logprobs_;
 };
 
+// What every row has.
+struct RowColumns {
+  const Array<double>& temperature;
+  const Array<std::int32_t>& top_k;
+  const Array<double>& top_p;
+  const Array<double>& min_p;
+  const Array<std::uint64_t>& seed;
+  const Array<std::int64_t>& position;
+  const std::optional<Array<std::int32_t>>& forced;
+
+  std::vector<SamplingRow> rows(py::ssize_t count) const {
+    const double* temperatures = column(temperature, "temperature", count);
+    const std::int32_t* top_ks = column(top_k, "top_k", count);
+    const double* top_ps = column(top_p, "top_p", count);
+    const double* min_ps = column(min_p, "min_p", count);
+    const std::uint64_t* seeds = column(seed, "seed", count);
+    const std::int64_t* positions = column(position, "position", count);
+    const std::int32_t* forced_ids = forced ? column(*forced, "forced", count) : nullptr;
+    std::vector<SamplingRow> rows(static_cast<std::size_t>(count));
+    for (py::ssize_t i = 0; i < count; ++i) {
+      rows[i].temperature = temperatures[i];
+      rows[i].top_k = top_ks[i];
+      rows[i].top_p = top_ps[i];
+      rows[i].min_p = min_ps[i];
+      rows[i].seed = seeds[i];
+      rows[i].position = positions[i];
+      if (forced_ids) rows[i].forced = forced_ids[i];
+    }
+    return rows;
+  }
+};
+
+using Proposals = std::optional<
+    std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>, Array<double>>>;
+
+void apply_proposals(const Proposals& proposals, std::vector<SamplingRow>& rows) {
+  if (!proposals) return;
+  const auto& [tokens, offsets, ids, probabilities] = *proposals;
+  const auto count = static_cast<py::ssize_t>(rows.size());
+  const std::int32_t* proposed = column(tokens, "proposed tokens", count);
+  const std::int64_t* bounds = bounds_of(offsets, "proposed", count, ids.size());
+  const std::int32_t* ids_data = column(ids, "proposed ids", ids.size());
+  const double* data = column(probabilities, "proposed probabilities", ids.size());
+  for (py::ssize_t i = 0; i < count; ++i) {
+    rows[i].proposed = proposed[i];
+    rows[i].proposal_ids = {ids_data + bounds[i], ids_data + bounds[i + 1]};
+    rows[i].proposal_probabilities = {data + bounds[i], data + bounds[i + 1]};
+  }
+}
+
 py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& temperature,
                  const Array<std::int32_t>& top_k, const Array<double>& top_p, const Array<double>& min_p,
                  const Array<std::uint64_t>& seed, const Array<std::int64_t>& position,
@@ -168,25 +218,19 @@ py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& te
                  const std::optional<Array<std::int32_t>>& forced, const Lists<std::int32_t, float>& bias,
                  const Lists<std::int32_t, std::int32_t>& seen, const std::optional<Array<double>>& penalties,
                  const Lists<std::int32_t>& allowed, const Lists<std::int32_t>& banned,
-                 const std::optional<Masks>& masks) {
+                 const std::optional<Masks>& masks, const Proposals& proposed) {
   check_matrix(logits);
   const py::ssize_t count = logits.shape(0);
-  const double* temperatures = column(temperature, "temperature", count);
-  const std::int32_t* top_ks = column(top_k, "top_k", count);
-  const double* top_ps = column(top_p, "top_p", count);
-  const double* min_ps = column(min_p, "min_p", count);
-  const std::uint64_t* seeds = column(seed, "seed", count);
-  const std::int64_t* positions = column(position, "position", count);
   const std::int32_t* wanted = column(num_logprobs, "num_logprobs", count);
   const bool* processed = processed_logprobs ? column(*processed_logprobs, "processed_logprobs", count) : nullptr;
-  const std::int32_t* forced_ids = forced ? column(*forced, "forced", count) : nullptr;
-  std::vector<SamplingRow> rows;
+  auto rows = RowColumns{temperature, top_k, top_p, min_p, seed, position, forced}.rows(count);
   for (py::ssize_t i = 0; i < count; ++i) {
-    rows.push_back({temperatures[i], top_ks[i], top_ps[i], min_ps[i], seeds[i], positions[i], {},
-                    forced_ids ? forced_ids[i] : -1, wanted[i], processed && processed[i]});
+    rows[i].num_logprobs = wanted[i];
+    rows[i].processed_logprobs = processed && processed[i];
   }
   const EditColumns edits{bias, seen, penalties, allowed, banned, masks};
   edits.apply(rows);
+  apply_proposals(proposed, rows);
   Results results(wanted, count);
   {
     const float* data = logits.data();
@@ -195,6 +239,41 @@ py::tuple sample(Sampler& sampler, const Logits& logits, const Array<double>& te
     sampler.sample(data, vocab_size, rows, results.rows, results.top_ids, results.top_logprobs);
   }
   return results.to_python();
+}
+
+py::tuple propose(Sampler& sampler, const Logits& logits, std::int32_t max_candidates,
+                  const Array<double>& temperature, const Array<std::int32_t>& top_k, const Array<double>& top_p,
+                  const Array<double>& min_p, const Array<std::uint64_t>& seed, const Array<std::int64_t>& position,
+                  const std::optional<Array<std::int32_t>>& forced, const Lists<std::int32_t, float>& bias,
+                  const Lists<std::int32_t, std::int32_t>& seen, const std::optional<Array<double>>& penalties,
+                  const Lists<std::int32_t>& allowed, const Lists<std::int32_t>& banned,
+                  const std::optional<Masks>& masks) {
+  check_matrix(logits);
+  const py::ssize_t count = logits.shape(0);
+  auto rows = RowColumns{temperature, top_k, top_p, min_p, seed, position, forced}.rows(count);
+  const EditColumns edits{bias, seen, penalties, allowed, banned, masks};
+  edits.apply(rows);
+  std::vector<Proposal> results(rows.size());
+  {
+    const float* data = logits.data();
+    const std::size_t vocab_size = static_cast<std::size_t>(logits.shape(1));
+    py::gil_scoped_release release;
+    sampler.propose(data, vocab_size, rows, max_candidates, results);
+  }
+  Array<std::int32_t> tokens(count);
+  Array<std::int64_t> offsets(count + 1);
+  offsets.mutable_at(0) = 0;
+  for (py::ssize_t i = 0; i < count; ++i) {
+    tokens.mutable_at(i) = results[i].token;
+    offsets.mutable_at(i + 1) = offsets.at(i) + static_cast<std::int64_t>(results[i].ids.size());
+  }
+  Array<std::int32_t> ids(offsets.at(count));
+  Array<double> probabilities(offsets.at(count));
+  for (py::ssize_t i = 0; i < count; ++i) {
+    std::ranges::copy(results[i].ids, ids.mutable_data() + offsets.at(i));
+    std::ranges::copy(results[i].probabilities, probabilities.mutable_data() + offsets.at(i));
+  }
+  return py::make_tuple(tokens, offsets, ids, probabilities);
 }
 
 py::tuple score(Sampler& sampler, const Logits& logits, const Array<std::int32_t>& token_ids,
@@ -246,7 +325,7 @@ void bind_sampler(py::module_& m) {
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("position"), py::arg("num_logprobs"),
            py::arg("processed_logprobs") = py::none(), py::arg("forced") = py::none(), py::arg("bias") = py::none(),
            py::arg("seen") = py::none(), py::arg("penalties") = py::none(), py::arg("allowed") = py::none(),
-           py::arg("banned") = py::none(), py::arg("masks") = py::none(),
+           py::arg("banned") = py::none(), py::arg("masks") = py::none(), py::arg("proposed") = py::none(),
            R"(Sample one token per row, without the GIL.
 
 logits: float32 [R, V], C-contiguous. The other arguments have one entry per row: temperature, top_p, min_p
@@ -261,9 +340,22 @@ together. Without allowed ids a row may draw any. See LogitEdits for what they d
 masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
 row may draw. Empty masks count as None.
 
+proposed is a tuple (tokens int32 [R], -1 for none; offsets int64 [R + 1]; ids int32, rising; probabilities float64),
+the tokens to accept or replace and the distributions they were drawn from, as propose() returns them.
+
 Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
 top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.
 Raises ValueError for an argument out of range.)")
+      .def("propose", &propose, py::arg("logits").noconvert(), py::kw_only(), py::arg("max_candidates"),
+           py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("seed"),
+           py::arg("position"), py::arg("forced") = py::none(), py::arg("bias") = py::none(),
+           py::arg("seen") = py::none(), py::arg("penalties") = py::none(), py::arg("allowed") = py::none(),
+           py::arg("banned") = py::none(), py::arg("masks") = py::none(),
+           R"(Draw drafts for sample() to accept or replace, with noise of their own, without the GIL.
+
+Arguments as for sample(). max_candidates: draw from so many of the most likely tokens at most; 0: no limit.
+Returns (tokens int32 [R], offsets int64 [R + 1], ids int32, probabilities float64): what sample() takes as proposed.
+A token is -1, and its list empty, where nothing can be drawn.)")
       .def("score", &score, py::arg("logits").noconvert(), py::kw_only(), py::arg("token_ids"),
            py::arg("num_logprobs"),
            R"(How likely given tokens are, without the GIL: what sample() would return had it drawn them.

@@ -1,5 +1,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <mutex>
 
@@ -14,6 +15,7 @@ namespace {
 
 // Never converted: numpy would truncate floats and wrap wide integers without a word.
 using TokenArray = py::array_t<int32_t, 0>;
+using DraftLists = py::typing::Dict<py::int_, py::typing::List<py::int_>>;
 using ContiguousTokens = py::array_t<int32_t, py::array::c_style>;
 
 // The scheduler as Python sees it: every call drops the GIL, then takes the lock, so threads may cancel and
@@ -264,11 +266,12 @@ void bind_verbs(py::class_<SharedScheduler>& c) {
           "RuntimeError for 'stop' on a request that never ran.")
       .def(
           "schedule",
-          [](SharedScheduler& self, const Drafts& drafts) {
+          [](SharedScheduler& self, const std::optional<DraftLists>& lists) {
+            const Drafts drafts = lists ? lists->cast<Drafts>() : Drafts{};
             return std::const_pointer_cast<StepPlan>(
                 self.locked([&](Scheduler& s) { return s.schedule(drafts); }));
           },
-          py::arg("drafts") = Drafts{},
+          py::arg("drafts") = py::none(),
           "Plan the next step. A plan with rows must be committed before the next call (RuntimeError "
           "otherwise).\n"
           "drafts: by handle, tokens proposed to follow a request's newest one. They become rows as far as the "

@@ -36,7 +36,7 @@ static_assert(philox4x32({0, 0, 0, 0}, {0, 0}) ==
               "Philox4x32-10 must give the published known answer");
 
 // What a random number is for; part of its counter, so that two uses never share noise.
-enum class Stream : std::uint32_t { kSample = 0 };
+enum class Stream : std::uint32_t { kSample = 0, kDraft = 1, kAccept = 2, kReplace = 3 };
 
 // One request's noise at one absolute position: a uniform number per token id.
 struct TokenNoise {

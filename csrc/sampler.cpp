@@ -75,6 +75,17 @@ void check_edits(const LogitEdits& edits, std::size_t vocab_size) {
   check(std::isfinite(edits.presence_penalty), "presence_penalty must be finite, got ", edits.presence_penalty);
 }
 
+void check_proposal(const SamplingRow& row) {
+  if (row.proposed < 0) return;
+  const auto& ids = row.proposal_ids;
+  check(std::ranges::is_sorted(ids, std::ranges::less_equal{}) && std::ranges::binary_search(ids, row.proposed),
+        "proposal token ids must rise and hold the proposed token ", row.proposed);
+  for (const double probability : row.proposal_probabilities) {
+    check(probability > 0.0 && probability <= 1.0 + 1e-9, "proposal probabilities must be in (0, 1], got ",
+          probability);
+  }
+}
+
 void check_row(const SamplingRow& row, std::size_t vocab_size) {
   check(std::isfinite(row.temperature) && row.temperature >= 0.0,
         "temperature must be finite and >= 0, got ", row.temperature);
@@ -85,6 +96,9 @@ void check_row(const SamplingRow& row, std::size_t vocab_size) {
         "num_logprobs must be in [-1, ", vocab_size, "], got ", row.num_logprobs);
   check(row.forced >= -1 && row.forced < static_cast<std::int64_t>(vocab_size),
         "forced must be in [-1, ", vocab_size, "), got ", row.forced);
+  check(row.proposed >= -1 && row.proposed < static_cast<std::int64_t>(vocab_size),
+        "proposed must be in [-1, ", vocab_size, "), got ", row.proposed);
+  check_proposal(row);
   check_edits(row.edits, vocab_size);
 }
 
@@ -192,6 +206,24 @@ class Sampler::Row {
     return {token, is_kept ? report.logprob(report.logits[token]) : -kInfinity, place};
   }
 
+  Proposal propose(const float* logits, std::size_t vocab_size, const SamplingRow& row, std::int32_t max_candidates) {
+    if (!scan(logits, vocab_size)) return {};
+    if (!row.edits.empty() && !edit(row.edits) && row.forced < 0) return {};
+    if (row.forced >= 0) return {row.forced, {row.forced}, {1.0}};
+    const std::uint32_t first = argmax();
+    if (row.temperature == 0.0) return {static_cast<std::int32_t>(first), {static_cast<std::int32_t>(first)}, {1.0}};
+    SamplingRow narrowed = row;
+    if (max_candidates > 0) narrowed.top_k = has_top_k(row) ? std::min(row.top_k, max_candidates) : max_candidates;
+    set_weighting(row.temperature);
+    const double total = gather_kept(narrowed);
+    const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kDraft);
+    start_draw(noise, first);
+    draw_from_candidates(noise);
+    Proposal proposal{static_cast<std::int32_t>(best_token_), {ids_.begin(), ids_.begin() + count_}, {}};
+    for (std::size_t i = 0; i < count_; ++i) proposal.probabilities.push_back(weights_[i] / total);
+    return proposal;
+  }
+
   SampledRow score(const float* logits, std::size_t vocab_size, std::int32_t token, std::int32_t num_logprobs,
                    std::int32_t* top_ids, float* top_logprobs) {
     if (!scan(logits, vocab_size)) {
@@ -274,10 +306,10 @@ class Sampler::Row {
 
   std::int32_t choose(const SamplingRow& row) {
     const std::uint32_t first = argmax();
-    // Beyond this bound every logit but the largest has weight 0 anyway, and the inverse stays finite.
-    weighting_ = {max_, row.temperature == 0.0 ? 1.0 : 1.0 / std::max(row.temperature, 1e-300)};
+    set_weighting(row.temperature);
     if (row.forced >= 0) return row.forced;
     if (row.temperature == 0.0) return static_cast<std::int32_t>(first);
+    if (row.proposed >= 0) return verify(row);
     const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kSample);
     start_draw(noise, first);
     if (has_filters(row)) {
@@ -286,6 +318,11 @@ class Sampler::Row {
       draw_from_all(noise);
     }
     return static_cast<std::int32_t>(best_token_);
+  }
+
+  // Beyond this bound every logit but the largest has weight 0 anyway, and the inverse stays finite.
+  void set_weighting(double temperature) {
+    weighting_ = {max_, temperature == 0.0 ? 1.0 : 1.0 / std::max(temperature, 1e-300)};
   }
 
   bool has_top_k(const SamplingRow& row) const { return row.top_k > 0 && static_cast<std::size_t>(row.top_k) < n_; }
@@ -399,6 +436,59 @@ class Sampler::Row {
       count += kept ? 1 : 0;
     }
     count_ = count;
+  }
+
+  // Candidates become exactly the kept tokens; returns the sum of their weights.
+  double gather_kept(const SamplingRow& row) {
+    if (has_filters(row)) {
+      cut_to_kept(row, row.top_p * gather_candidates(row));
+    } else {
+      gather(std::numeric_limits<float>::lowest());
+      weights_.resize(std::max(weights_.size(), count_));
+      passes_.exp_weights(values_.data(), count_, weighting_, weights_.data());
+    }
+    return std::accumulate(weights_.begin(), weights_.begin() + count_, 0.0);
+  }
+
+  // --- a proposed token ---
+
+  std::int32_t verify(const SamplingRow& row) {
+    const double total = gather_kept(row);
+    const auto proposed = static_cast<std::uint32_t>(row.proposed);
+    const auto end = ids_.begin() + count_;
+    const auto found = std::lower_bound(ids_.begin(), end, proposed);
+    const double p = found == end || *found != proposed ? 0.0 : weights_[found - ids_.begin()] / total;
+    const auto place = std::ranges::lower_bound(row.proposal_ids, row.proposed) - row.proposal_ids.begin();
+    const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kAccept);
+    if (noise.uniform(0) * row.proposal_probabilities[place] < p) return row.proposed;
+    return replace_proposed(row, total);
+  }
+
+  // The candidate with the largest log(p - q) + Gumbel noise. None at all is left by rounding only: p equals q.
+  std::int32_t replace_proposed(const SamplingRow& row, double total) {
+    const TokenNoise noise(row.seed, static_cast<std::uint64_t>(row.position), Stream::kReplace);
+    best_token_ = static_cast<std::uint32_t>(row.proposed);
+    best_score_ = -std::numeric_limits<double>::infinity();
+    double bound = -best_score_;
+    double complements[kBlock];
+    std::size_t q = 0;
+    for (std::size_t begin = 0; begin < count_; begin += kBlock) {
+      const std::size_t size = std::min(kBlock, count_ - begin);
+      passes_.noise_complements(noise, &ids_[begin], size, complements);
+      for (std::size_t i = 0; i < size; ++i) {
+        const auto id = static_cast<std::int32_t>(ids_[begin + i]);
+        while (q < row.proposal_ids.size() && row.proposal_ids[q] < id) ++q;
+        const bool is_listed = q < row.proposal_ids.size() && row.proposal_ids[q] == id;
+        const double excess = weights_[begin + i] / total - (is_listed ? row.proposal_probabilities[q] : 0.0);
+        if (excess <= 0.0 || complements[i] > excess * bound) continue;  // as in draw_from
+        const double score = std::log(excess) + gumbel(1.0 - complements[i]);
+        if (score <= best_score_) continue;
+        best_score_ = score;
+        best_token_ = static_cast<std::uint32_t>(id);
+        bound = std::exp(-best_score_) * kSlack;
+      }
+    }
+    return static_cast<std::int32_t>(best_token_);
   }
 
   // --- the draw: argmax of scaled logit + Gumbel noise ---
@@ -553,6 +643,16 @@ void Sampler::sample(const float* logits, std::size_t vocab_size, std::span<cons
   for (const SamplingRow& row : rows) check_row(row, vocab_size);
   for_each_row(rows.size(), vocab_size, [&](Row& worker, std::size_t i) {
     results[i] = worker.sample(logits + i * vocab_size, vocab_size, rows[i], top_ids[i], top_logprobs[i]);
+  });
+}
+
+void Sampler::propose(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
+                      std::int32_t max_candidates, std::span<Proposal> results) {
+  check_vocab_size(vocab_size);
+  check(max_candidates >= 0, "max_candidates must be >= 0, got ", max_candidates);
+  for (const SamplingRow& row : rows) check_row(row, vocab_size);
+  for_each_row(rows.size(), vocab_size, [&](Row& worker, std::size_t i) {
+    results[i] = worker.propose(logits + i * vocab_size, vocab_size, rows[i], max_candidates);
   });
 }
 

@@ -62,7 +62,14 @@ struct SamplingRow {
   std::int32_t forced = -1;               // the token to report as drawn; -1: draw
   std::int32_t num_logprobs = -1;         // -1: none; 0: the chosen token's; N: also the N most likely
   bool processed_logprobs = false;        // of what is drawn from, not of the logits as given
+  std::int32_t proposed = -1;             // a token drawn from `proposal`, to be accepted or replaced; -1: none
+  std::span<const std::int32_t> proposal_ids;      // rising
+  std::span<const double> proposal_probabilities;  // above 0, 1 in sum
 };
+
+// With a proposed token x, drawn with probability q(x), and p the distribution that the row draws from: x is the row's
+// token with probability min(1, p(x) / q(x)), and otherwise the token is drawn with probabilities in proportion to
+// max(p - q, 0). So it is distributed as p. The noise is the streams kAccept's and kReplace's.
 
 // What is drawn. token is -1 when nothing can be: a NaN or +inf logit, or nothing left but -inf. A forced token needs
 // something left only of the logits as given.
@@ -74,6 +81,13 @@ struct SampledRow {
   std::int32_t token = -1;
   float logprob;                          // NaN when not asked for
   std::int32_t rank = 0;                  // 1 + number of tokens before it in the order; 0 when not asked for
+};
+
+// A token, and what it was drawn from. token is -1, and the lists are empty, when nothing can be drawn.
+struct Proposal {
+  std::int32_t token = -1;
+  std::vector<std::int32_t> ids;  // rising
+  std::vector<double> probabilities;
 };
 
 class Sampler {
@@ -89,6 +103,11 @@ class Sampler {
   void sample(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
               std::span<SampledRow> results, std::span<std::int32_t* const> top_ids,
               std::span<float* const> top_logprobs);
+
+  // Draws drafts: as sample(), but with the noise of the stream kDraft, and from the first max_candidates tokens in
+  // the order at most (0: no limit). num_logprobs, proposed and what belongs to them play no part.
+  void propose(const float* logits, std::size_t vocab_size, std::span<const SamplingRow> rows,
+               std::int32_t max_candidates, std::span<Proposal> results);
 
   // How likely given tokens are, instead of drawing them: as sample() would report them had it drawn tokens[i].
   // num_logprobs: [tokens.size()], each at least 0. Results and failed rows as for sample().

@@ -260,7 +260,7 @@ class Scheduler:
         """
         The id given to submit().
         """
-    def schedule(self, drafts: collections.abc.Mapping[typing.SupportsInt | typing.SupportsIndex, collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]] = {}) -> StepPlan:
+    def schedule(self, drafts: dict[int, list[int]] | None = None) -> StepPlan:
         """
         Plan the next step. A plan with rows must be committed before the next call (RuntimeError otherwise).
         drafts: by handle, tokens proposed to follow a request's newest one. They become rows as far as the plan
@@ -333,7 +333,15 @@ class Sampler:
         """
         isa: best, plain, avx2 or avx512. Neither argument changes a result.
         """
-    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None) -> tuple:
+    def propose(self, logits: numpy.typing.NDArray[numpy.float32], *, max_candidates: typing.SupportsInt | typing.SupportsIndex, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None) -> tuple:
+        """
+        Draw drafts for sample() to accept or replace, with noise of their own, without the GIL.
+        
+        Arguments as for sample(). max_candidates: draw from so many of the most likely tokens at most; 0: no limit.
+        Returns (tokens int32 [R], offsets int64 [R + 1], ids int32, probabilities float64): what sample() takes as proposed.
+        A token is -1, and its list empty, where nothing can be drawn.
+        """
+    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None, proposed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float64]] | None = None) -> tuple:
         """
         Sample one token per row, without the GIL.
         
@@ -348,6 +356,9 @@ class Sampler:
         
         masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
         row may draw. Empty masks count as None.
+        
+        proposed is a tuple (tokens int32 [R], -1 for none; offsets int64 [R + 1]; ids int32, rising; probabilities float64),
+        the tokens to accept or replace and the distributions they were drawn from, as propose() returns them.
         
         Returns (tokens int32 [R], logprobs float32 [R], ranks int32 [R], top_offsets int64 [R + 1], top_ids int32,
         top_logprobs float32). A token is -1 where nothing can be drawn: a NaN or +inf logit, or nothing left but -inf.

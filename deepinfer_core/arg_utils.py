@@ -17,7 +17,9 @@ from deepinfer_core.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculationConfig,
     parse_size,
+    parse_speculate,
 )
 from deepinfer_core.errors import ConfigError, nearest
 from deepinfer_core.plugins.settings import check_config
@@ -93,6 +95,21 @@ class EngineArgs:
             none="what is useful, up to half of the free memory",
         ),
     )  # fmt: skip
+    speculate: int | str = attrs.field(
+        default="auto",
+        metadata=_flag(
+            "tokens drafted ahead of each step: off, a number, or auto: as many as pay, where there is a drafter",
+            "off|N|auto", read=parse_speculate,
+        ),
+    )  # fmt: skip
+    verifier: str = attrs.field(
+        default="coupled",
+        metadata=_flag(
+            "how drafts are verified: coupled (tokens as without drafts), greedy (the same, for greedy requests "
+            "only) or rejection (equal in distribution)",
+            "NAME",
+        ),
+    )
     backend: str = attrs.field(default="auto", metadata=_flag("backend plugin to run on", "NAME"))
     plugins: tuple[Any, ...] = attrs.field(
         default=(), converter=_plugins, metadata=_flag("plugins to activate, separated by commas", "NAMES", read=_names)
@@ -183,6 +200,7 @@ class EngineArgs:
                 max_size=self.grammar_max_size,
                 cache_size=self.grammar_cache_size,
             ),
+            speculation=SpeculationConfig(speculate=self.speculate, verifier=self.verifier),
             backend=self.backend,
             plugins=self.plugins,
             plugin_config=self.plugin_config,

@@ -200,6 +200,53 @@ class ParallelConfig:
     num_threads: int | None = attrs.field(default=None, validator=_integer(1, 4096, none_means="the backend decides"))
 
 
+#: How drafts are verified, see deepinfer_core.speculation.verifier.
+VERIFIERS = ("coupled", "greedy", "rejection")
+
+
+def parse_speculate(value: int | str) -> int | str:
+    """``off``, ``auto``, or a number of drafts of at least 1; numbers may come as text. Raises ConfigError."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_count and value not in ("off", "auto"):
+        raise ConfigError(f"speculate must be 'off', 'auto' or a number of drafts of at least 1, got {value!r}")
+    return value
+
+
+def _a_verifier(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in VERIFIERS:
+        raise ConfigError(f"{attribute.name} must be one of {', '.join(VERIFIERS)}, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class SpeculationConfig:
+    """Whether and how tokens are drafted ahead of the model."""
+
+    speculate: int | str = attrs.field(default="auto", converter=parse_speculate)
+    """``off``; the number of drafts verified in each step; or ``auto``: as many as pay, if there is a drafter."""
+    verifier: str = attrs.field(default="coupled", validator=_a_verifier)
+
+    def resolve_max_drafts(self, available: int) -> int:
+        """Drafts that one step may verify, given how many the drafter proposes (0: there is none).
+
+        Raises ConfigError when more were asked for.
+        """
+        if self.speculate == "off":
+            return 0
+        if self.speculate == "auto":
+            return available
+        wanted = int(self.speculate)
+        if not available:
+            raise ConfigError(
+                f"speculate={wanted} needs a drafter: this checkpoint brings none that an installed plugin runs; name "
+                "a speculator plugin in plugins=[...], or leave speculate out"
+            )
+        if wanted > available:
+            raise ConfigError(f"speculate must be at most {available}, the drafts that are proposed, got {wanted}")
+        return wanted
+
+
 @attrs.frozen(kw_only=True)
 class GrammarConfig:
     """Limits of structured outputs."""
@@ -221,6 +268,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     parallel: ParallelConfig
     grammar: GrammarConfig = attrs.field(factory=GrammarConfig)
+    speculation: SpeculationConfig = attrs.field(factory=SpeculationConfig)
     backend: str = "auto"
     """Name of a backend plugin component, or ``auto``."""
     plugins: tuple[Any, ...] = ()

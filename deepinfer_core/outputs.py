@@ -54,8 +54,46 @@ class CompletionOutput:
 
 
 @attrs.define(slots=True)
+class SpeculationMetrics:
+    """Drafts that were verified, and those accepted, by depth: entry j counts a proposal's draft j.
+
+    num_verifications: verifications of at least one draft; each also gives a token of its own.
+    """
+
+    num_verifications: int = 0
+    drafted_by_depth: list[int] = attrs.field(factory=list)
+    accepted_by_depth: list[int] = attrs.field(factory=list)
+
+    def add(self, num_drafts: int, num_accepted: int) -> None:
+        """One verification."""
+        self.num_verifications += 1
+        for counts, count in ((self.drafted_by_depth, num_drafts), (self.accepted_by_depth, num_accepted)):
+            counts += [0] * (num_drafts - len(counts))
+            for depth in range(count):
+                counts[depth] += 1
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafts verified."""
+        return sum(self.drafted_by_depth)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts accepted, and so tokens that took no step of their own."""
+        return sum(self.accepted_by_depth)
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens per verification, the verification's own included; None before the first."""
+        return 1 + self.num_accepted / self.num_verifications if self.num_verifications else None
+
+
+@attrs.define(slots=True)
 class RequestMetrics:
-    """Times of one request, in seconds of ``time.monotonic``; None for what has not happened."""
+    """Times of one request, in seconds of ``time.monotonic``; None for what has not happened.
+
+    speculation: what came of the tokens drafted for it.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -63,6 +101,7 @@ class RequestMetrics:
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    speculation: SpeculationMetrics = attrs.field(factory=SpeculationMetrics)
 
     @property
     def queue_seconds(self) -> float | None:

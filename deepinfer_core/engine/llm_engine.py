@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,6 +20,7 @@ from deepinfer_core.config import EngineConfig
 from deepinfer_core.engine import output_processor
 from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
+from deepinfer_core.engine.drafting import Drafting
 from deepinfer_core.engine.kv_hooks import KvHooks
 from deepinfer_core.engine.prompt_scoring import PromptScoring
 from deepinfer_core.engine.request import Prompt, Request, Sample, check_prompt, prompt_parts, tokenize_prompt
@@ -32,7 +35,10 @@ from deepinfer_core.plugins.banner import show_banner
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.sampling import SamplingState
 from deepinfer_core.sampling.processors import check_extra
+from deepinfer_core.sampling.state import TokenLog
 from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.sequence import SequenceState
+from deepinfer_core.speculation.acceptance import accepted_counts, kept_rows
 from deepinfer_core.structured.admission import GrammarAdmission
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
 from deepinfer_core.worker.step_rows import StepRows
@@ -72,7 +78,7 @@ class LLMEngine:
             config_file=config.config_file,
         )
         self.hf_config = open_model(config.model.model, self.manager)
-        self.manager.resolve(self.hf_config.architecture)
+        self.manager.resolve(self.hf_config.architecture, drafts=config.speculation.speculate != "off")
         if config.banner:
             show_banner(self.manager.table())
         refuse_uncalled(self.manager)
@@ -80,6 +86,7 @@ class LLMEngine:
         self.tokenizer = self._load_tokenizer()
         self._processors = self.manager.named("logits_processor")
         self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
+        self._drafting = Drafting(self.worker, config.speculation) if self.worker.num_drafts else None
         self.eos_token_ids = self._eos_token_ids()
         self.scheduler = self._make_scheduler()
         self._grammars = GrammarAdmission(
@@ -89,6 +96,7 @@ class LLMEngine:
             enabled=not config.disable_log_stats,
             interval_seconds=config.log_stats_interval,
             extra_metrics=self.hooks.build_extra_metrics_log,
+            speculation=None if self._drafting is None else self._drafting.statistics,
         )
         self._requests: dict[str, Request] = {}
         self._samples: dict[int, Sample] = {}
@@ -138,7 +146,8 @@ class LLMEngine:
         for index, seed in enumerate(params.sample_seeds(params.resolve_seed(self._rng))):
             sampling = SamplingState(request_id, params, seed, token_ids, stop_ids, is_processed=is_processed)
             detokenizer = None if self.tokenizer is None else IncrementalDetokenizer(self.tokenizer, token_ids, params)
-            request.samples.append(Sample(request, index, _NOT_SUBMITTED, sampling, detokenizer))
+            history = TokenLog(token_ids)
+            request.samples.append(Sample(request, index, _NOT_SUBMITTED, sampling, history, detokenizer))
         if params.structured is None:
             self._submit(request)
         else:
@@ -240,19 +249,19 @@ class LLMEngine:
         self._deferred.flush()
         if self._grammars:
             self._admit_compiled()
+        drafts = self._draft()
         with self.stats.phase("schedule"):
-            plan = self.scheduler.schedule()
+            plan = self.scheduler.schedule(drafts)
         with self._settling(plan):
             self._note_schedule(plan)
             if plan and self.hooks.post_schedule is not None:
                 self.hooks.post_schedule(plan)
             result = self._execute_model(plan) if plan else None
-            self._apply_tokens(plan, result)
-        sampled = None if result is None else result.sampled
-        outputs = self._process_model_outputs(plan, sampled)
+            num_tokens = self._apply_tokens(plan, result)
+        outputs = self._process_model_outputs(plan, executed=result is not None)
         self.stats.step(
             prefill_tokens=int(plan.num_tokens[~plan.is_decode].sum()) if plan else 0,
-            generated_tokens=0 if sampled is None else int((sampled.token_ids >= 0).sum()),
+            generated_tokens=num_tokens,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             used_pages=self.scheduler.num_pages - 1 - self.scheduler.num_free_pages,
@@ -272,6 +281,15 @@ class LLMEngine:
             self._report_failure(failure)
             raise
 
+    def _draft(self) -> dict[int, list[int]]:
+        """Drafts for the sequences that decode in the next step, by handle."""
+        if self._drafting is None:
+            return {}
+        with self.stats.phase("draft"):
+            alive = [self._samples[handle] for handle in self._drafting.handles if handle in self._samples]
+            decoding = [each for each in alive if self.scheduler.state(each.handle) == SequenceState.DECODING]
+            return self._drafting.propose(decoding)
+
     def _execute_model(self, plan: _C.StepPlan) -> StepResult | None:
         """Run the plan's forward and draw tokens. A failure ends the requests in it, and no others."""
         rows = StepRows(self._sampling_rows(plan), self._scoring.rows(plan))
@@ -285,25 +303,32 @@ class LLMEngine:
             self._report_failure(error)
             return None
 
-    def _apply_tokens(self, plan: _C.StepPlan, result: StepResult | None) -> None:
-        """Give a step's tokens to the scheduler and the requests."""
+    def _apply_tokens(self, plan: _C.StepPlan, result: StepResult | None) -> int:
+        """Give a step's tokens to the scheduler and the requests, and return how many they have got."""
         if not plan:
-            return
+            return 0
         if self._kv_hooks.is_active and result is not None:
             self._kv_hooks.executed(plan, self._kv_names(plan))
         with self.stats.phase("process"):
-            tokens = np.full(plan.num_samples, -1, np.int32) if result is None else result.sampled.token_ids
-            if result is not None and result.prompt is not None:
-                for request in self._scoring.append(result.prompt):
-                    for sample in request.samples:
-                        self.scheduler.finish(sample.handle, "error")
-            report = self.scheduler.commit(plan, tokens)
-            if result is not None:
-                self._append_tokens(plan, report, result.sampled)
+            if result is None:
+                self.scheduler.commit(plan, np.full(plan.num_samples, -1, np.int32))
+                return 0
+            for request in () if result.prompt is None else self._scoring.append(result.prompt):
+                for sample in request.samples:
+                    self.scheduler.finish(sample.handle, "error")
+            counts = accepted_counts(plan, result.sampled.token_ids)
+            rows = kept_rows(plan, counts)
+            report = self.scheduler.commit(plan, result.sampled.token_ids[rows], counts)
+            handles = plan.handles[plan.samples]
+            if self._drafting is not None:
+                sampling = [self._samples[handle] for handle in handles.tolist()]
+                self._drafting.settle(plan, counts, sampling, result.seconds)
+            rows_of = dict(_grouped(np.repeat(handles, counts), rows))
+            return self._append_tokens(report, result.sampled, rows_of)
 
-    def _process_model_outputs(self, plan: _C.StepPlan, sampled: SamplerOutput | None) -> list[RequestOutput]:
+    def _process_model_outputs(self, plan: _C.StepPlan, *, executed: bool) -> list[RequestOutput]:
         """Report what is new."""
-        moves_kv = self._kv_hooks.is_active and sampled is not None
+        moves_kv = self._kv_hooks.is_active and executed
         names = self._kv_names(plan) if moves_kv else []
         with self.stats.phase("process"):
             finished = self._take_finished()
@@ -322,10 +347,15 @@ class LLMEngine:
     # -- parts of the step ------------------------------------------------------------------------
 
     def _sampling_rows(self, plan: _C.StepPlan) -> list[SamplingRow]:
-        rows = []
-        positions = (plan.starts + plan.num_tokens)[plan.samples].tolist()
-        for handle, position in zip(plan.handles[plan.samples].tolist(), positions, strict=True):
-            rows.append(self._samples[handle].sampling.row(position))
+        rows: list[SamplingRow] = []
+        positions = (plan.starts + plan.num_tokens - plan.num_drafts)[plan.samples].tolist()
+        num_drafts = plan.num_drafts[plan.samples].tolist()
+        for handle, position, count in zip(plan.handles[plan.samples].tolist(), positions, num_drafts, strict=True):
+            sample = self._samples[handle]
+            if count and self._drafting is not None:
+                rows += self._drafting.rows(sample, position, count)
+            else:
+                rows.append(sample.sampling.row(position))
         return rows
 
     def _note_schedule(self, plan: _C.StepPlan) -> None:
@@ -337,22 +367,34 @@ class LLMEngine:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
 
-    def _append_tokens(self, plan: _C.StepPlan, report: _C.CommitReport, sampled: SamplerOutput) -> None:
-        row_of = {handle: row for row, handle in enumerate(plan.handles[plan.samples].tolist())}
+    def _append_tokens(self, report: _C.CommitReport, sampled: SamplerOutput, rows_of: Mapping[int, list[int]]) -> int:
+        """Give samples their tokens, and those without their reason; ``rows_of``: by handle, rows of ``sampled``.
+
+        Returns how many were given: none after one that completes a stop string or what a grammar allows.
+        """
+        ended, num_tokens = set(), 0
+        rows = {handle: iter(places) for handle, places in rows_of.items()}
         for handle, token in zip(report.handles.tolist(), report.tokens.tolist(), strict=True):
-            sample = self._samples[handle]
-            stopped = output_processor.append_token(sample, token, sampled, row_of[handle], self.tokenizer)
+            sample, row = self._samples[handle], next(rows[handle])
+            if handle in ended:
+                continue
+            num_tokens += 1
+            stopped = output_processor.append_token(sample, token, sampled, row, self.tokenizer)
             if sample.sampling.error is not None:
                 sample.error = sample.sampling.error
                 self.scheduler.finish(handle, "error")
+                ended.add(handle)
             elif stopped or sample.sampling.is_over:
                 self.scheduler.finish(handle, "stop")
+                ended.add(handle)
             if sample.request.stream:
                 self._has_news[sample.request.request_id] = sample.request
-        for handle, row in row_of.items():
-            if sampled.token_ids[row] < 0:
+        for handle, places in rows.items():
+            failed = next(places, None)
+            if failed is not None and sampled.token_ids[failed] < 0 and handle not in ended:
                 sample = self._samples[handle]
-                sample.error = sampled.errors.get(row) or sample.sampling.error or _NOTHING_TO_DRAW
+                sample.error = sampled.errors.get(failed) or sample.sampling.error or _NOTHING_TO_DRAW
+        return num_tokens
 
     def _kv_names(self, plan: _C.StepPlan) -> list[str | None]:
         """Per sequence of the plan its request's id if it is the first sample, which stands for the request."""
@@ -493,3 +535,9 @@ class LLMEngine:
             max_chunk_tokens=limits.max_chunk_tokens,
             token_history=runner.model.token_lookback,
         )
+
+
+def _grouped(owners: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
+    """Rows by owner; an owner's stand beside each other."""
+    for owner, group in itertools.groupby(zip(owners.tolist(), rows.tolist(), strict=True), key=itemgetter(0)):
+        yield owner, [row for _, row in group]

@@ -21,6 +21,7 @@ def append_token(sample: Sample, token: int, sampled: SamplerOutput, row: int, t
     request.metrics.first_token_time = request.metrics.first_token_time or now
     request.metrics.last_token_time = now
     sample.token_ids.append(token)
+    sample.history.append(token)
     sample.sampling.advance(token)
     if request.params.logprobs is not None:
         sample.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
@@ -64,8 +65,9 @@ def finish(sample: Sample, reason: FinishReason) -> None:
     if sample.detokenizer is not None:
         sample.detokenizer.finish()
         sample.stop_reason = sample.detokenizer.stop_reason
-    if reason == "length" and (sample.stop_reason is not None or sample.sampling.is_over):
-        reason = "stop"
+    is_whole = sample.stop_reason is not None or sample.sampling.is_over
+    if is_whole and sample.error is None and reason in ("length", "error"):
+        reason = "stop"  # what came after the end in the same step does not count
     if reason == "abort":
         sample.error = None
     elif sample.error is not None:

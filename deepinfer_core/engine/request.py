@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
     from deepinfer_core.outputs import FinishReason, PositionLogprobs, RequestMetrics
     from deepinfer_core.sampling import SamplingState
+    from deepinfer_core.sampling.state import TokenLog
     from deepinfer_core.sampling_params import SamplingParams
     from deepinfer_core.tokenizer import Tokenizer
 
@@ -70,6 +71,8 @@ class Sample:
     """The scheduler's number for it."""
     sampling: SamplingState
     """How its next token is drawn."""
+    history: TokenLog
+    """All its tokens, prompt and output."""
     detokenizer: IncrementalDetokenizer | None
     """None where there is no tokenizer: outputs then have ids but no text."""
     token_ids: list[int] = attrs.field(factory=list)

@@ -13,6 +13,7 @@ import attrs
 
 if TYPE_CHECKING:
     from deepinfer_core.outputs import RequestMetrics
+    from deepinfer_core.speculation.statistics import SpeculationStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class StatsLogger:
 
     enabled: whether lines are logged (at level info); :meth:`snapshot` works either way.
     interval_seconds: between lines, and the time over which rates and shares are taken.
+    speculation: what drafting comes to; None without a drafter.
     extra_metrics: given the snapshot, returns further entries for the line; the bound hook
         ``build_extra_metrics_log``.
     clock: seconds, monotonic.
@@ -48,8 +50,10 @@ class StatsLogger:
         enabled: bool = True,
         interval_seconds: float = 10.0,
         extra_metrics: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        speculation: SpeculationStatistics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._speculation = speculation
         self._enabled = enabled
         self._interval = interval_seconds
         self._extra_metrics = extra_metrics
@@ -121,6 +125,8 @@ class StatsLogger:
         metrics["generated_tokens_per_second"] = sum(step.generated_tokens for step in self._steps) / elapsed
         for name in dict.fromkeys(name for step in self._steps for name in step.phases):
             metrics[f"time_share_{name}"] = sum(step.phases.get(name, 0.0) for step in self._steps) / elapsed
+        if self._speculation is not None:
+            metrics |= self._speculation.snapshot()
         metrics |= _latencies("time_to_first_token", self._first_token)
         metrics |= _latencies("inter_token_latency", self._inter_token)
         return metrics
@@ -171,6 +177,12 @@ def _line(metrics: Metrics, extra: Mapping[str, Any]) -> str:
     for label, name in (("first token", "time_to_first_token"), ("inter-token", "inter_token_latency")):
         if f"{name}_mean" in metrics:
             parts.append(f"{label} {1e3 * metrics[f'{name}_mean']:.1f} ms (p99 {1e3 * metrics[f'{name}_p99']:.1f})")
+    if "mean_accepted_length" in metrics:
+        depths = [value for name, value in metrics.items() if name.startswith("acceptance_depth_")]
+        parts.append(
+            f"drafts: {metrics['mean_accepted_length']:.2f} tokens per verification (accepted by depth "
+            f"{', '.join(f'{share:.0%}' for share in depths)}; expected within {metrics['confidence_error']:.1%})"
+        )
     shares = [
         f"{name.removeprefix('time_share_')} {share:.0%}"
         for name, share in metrics.items()

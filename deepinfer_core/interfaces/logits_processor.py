@@ -54,7 +54,8 @@ class LogitsProcessor(Protocol):
         ...
 
     def process(self, logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
-        """Called once per step with the rows of the requests that name the component, if there are any.
+        """Called once per step with the rows of the requests that name the component, if there are any; and once for
+        each depth at which drafts for such requests are drawn.
 
         logits: ``[len(rows), V]`` float32, the component's own copy: it may be changed in place.
 

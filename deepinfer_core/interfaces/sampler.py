@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import attrs
 import numpy as np
@@ -47,6 +47,24 @@ class LogitEdits:
 
 
 @attrs.frozen(slots=True, eq=False)
+class ProposedToken:
+    """A token drawn from another distribution than the row's.
+
+    token_ids, probabilities: the tokens that could have been drawn, ``[K]`` int32 rising, and with what probability,
+        ``[K]`` float64, above 0 and 1 in sum.
+    """
+
+    token: int
+    token_ids: NDArray[np.int32]
+    probabilities: NDArray[np.float64]
+
+    @classmethod
+    def certain(cls, token: int) -> Self:
+        """One that nothing else could have been drawn for."""
+        return cls(token, np.array([token], np.int32), np.ones(1))
+
+
+@attrs.frozen(slots=True, eq=False)
 class SamplingRow:
     """What one row is sampled by; :class:`deepinfer_core.sampling.SamplingState` makes it from a request.
 
@@ -55,6 +73,9 @@ class SamplingRow:
     position: absolute position of the token being drawn; the prompt's first token is at 0.
     edits: None for none.
     forced: the token to report as drawn, with its logprobs; None: draw.
+    proposed: unless None, the token is its token with probability min(1, p / q), p and q being the probabilities
+        that the row's and its own distribution give it, and otherwise drawn with probabilities in proportion to
+        what p exceeds q by; so it is distributed as the row's. Only for a :class:`DraftingSampler`.
     context: what logits_processor components see of the request; None where none acts on it.
     mask: ``[ceil(V / 32)]`` int32: only tokens t with bit ``t % 32`` of word ``t // 32`` set may be drawn, beside what
         ``edits`` excludes; bits beyond V mean nothing. None: no mask.
@@ -67,6 +88,7 @@ class SamplingRow:
     forced: int | None = None
     context: RowContext | None = None
     mask: NDArray[np.int32] | None = None
+    proposed: ProposedToken | None = None
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +113,7 @@ class SamplerOutput:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws tokens. Called once per step, on the driver, with the rows that yield a token.
+    """Draws tokens. Called once per step, on the driver, with the rows that yield a token; and with those of drafts.
 
     A row's result depends on its logits, its parameters, its seed and its position only: never on its
     neighbours, on its place in the batch, or on earlier calls.
@@ -103,4 +125,19 @@ class Sampler(Protocol):
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """``logits``: ``[R, V]`` float32, left unchanged. One entry of ``rows`` per row."""
+        ...
+
+
+@runtime_checkable
+class DraftingSampler(Sampler, Protocol):
+    """A sampler that can also draw drafts by rejection's rules; the others verify drafts by comparison only."""
+
+    def propose(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], max_candidates: int
+    ) -> Sequence[ProposedToken | None]:
+        """Draw from a drafter's logits, ``[R, V]`` float32, left unchanged; None where nothing can be drawn.
+
+        Each token is drawn by its row, with randomness that :meth:`sample` does not use, of at most
+        ``max_candidates`` tokens, the most likely ones; 0: no limit.
+        """
         ...

@@ -76,10 +76,11 @@ class PluginManager:
 
     # -- what is active ---------------------------------------------------------------------------
 
-    def resolve(self, architecture: str | None = None) -> PluginManager:
+    def resolve(self, architecture: str | None = None, *, drafts: bool = False) -> PluginManager:
         """Load what is selected and bind the hooks; any failure raises PluginError. Returns the manager.
 
         architecture: the checkpoint's, whose model component is loaded too.
+        drafts: where no speculator is selected, select the installed one that states this architecture, if any does.
         """
         if self._is_resolved:
             return self
@@ -87,6 +88,8 @@ class PluginManager:
         self._select_backend()
         if architecture is not None:
             self.model_for(architecture)
+            if drafts:
+                self._select_speculator(architecture)
         self._settle()
         self._load_selected()
         return self
@@ -186,6 +189,16 @@ class PluginManager:
             return
         record, reason = autodetect(self._offers("backend"))
         self._add(record, "default", reason)
+
+    def _select_speculator(self, architecture: str) -> None:
+        if any(s.seam == "speculator" for s in self._selected):
+            return
+        offers = [r for r, c in self._offers("speculator") if architecture in c.capabilities.get("architectures", ())]
+        if len(offers) > 1:
+            owners = " and ".join(r.owner for r in offers)
+            raise PluginError(f"architecture {architecture!r} is drafted for by {owners}; name one in plugins=[...]")
+        if offers:
+            self._add(offers[0], "default", f"drafts for {architecture}")
 
     def model_for(self, architecture: str) -> Any:
         """The model component that serves ``architecture``, loaded.

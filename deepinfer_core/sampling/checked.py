@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepinfer_core.errors import PluginError
+from deepinfer_core.interfaces.sampler import DraftingSampler
 from deepinfer_core.sampling.sampler import DefaultSampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core.interfaces.sampler import Sampler, SamplerOutput, SamplingRow
+    from deepinfer_core.interfaces.sampler import ProposedToken, Sampler, SamplerOutput, SamplingRow
 
 
 def checked(sampler: Sampler) -> Sampler:
     """The sampler, with its outputs checked; the core's own as it is."""
-    return sampler if isinstance(sampler, DefaultSampler) else CheckedSampler(sampler)
+    if isinstance(sampler, DefaultSampler):
+        return sampler
+    return CheckedDraftingSampler(sampler) if isinstance(sampler, DraftingSampler) else CheckedSampler(sampler)
 
 
 class CheckedSampler:
@@ -35,6 +38,18 @@ class CheckedSampler:
             cls = type(self._sampler)
             raise PluginError(f"the sampler {cls.__module__}.{cls.__qualname__} returned a wrong output: {problem}")
         return output
+
+
+class CheckedDraftingSampler(CheckedSampler):
+    """The same of a sampler that draws proposals, which are checked where they are used."""
+
+    _sampler: DraftingSampler
+
+    def propose(
+        self, logits: Tensor, rows: Sequence[SamplingRow], max_candidates: int
+    ) -> Sequence[ProposedToken | None]:
+        """See the protocol."""
+        return self._sampler.propose(logits, rows, max_candidates)
 
 
 def _problem(output: Any, count: int, vocab_size: int) -> str | None:

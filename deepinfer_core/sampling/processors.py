@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from deepinfer_core import _C
 from deepinfer_core.errors import RequestError, nearest
 from deepinfer_core.interfaces.logits_processor import RowContext
+from deepinfer_core.interfaces.sampler import DraftingSampler
 from deepinfer_core.sampling.sampler import usable_cpus
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core.interfaces.logits_processor import LogitsProcessor
-    from deepinfer_core.interfaces.sampler import Sampler, SamplerOutput, SamplingRow
+    from deepinfer_core.interfaces.sampler import ProposedToken, Sampler, SamplerOutput, SamplingRow
     from deepinfer_core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,10 @@ def check_extra(params: SamplingParams, processors: Mapping[str, LogitsProcessor
 
 def with_processors(sampler: Sampler, processors: Mapping[str, LogitsProcessor]) -> Sampler:
     """The sampler, with components by name in front of it, called in this order; itself if there are none."""
-    return ProcessedSampler(sampler, processors) if processors else sampler
+    if not processors:
+        return sampler
+    kind = ProcessedDraftingSampler if isinstance(sampler, DraftingSampler) else ProcessedSampler
+    return kind(sampler, processors)
 
 
 class ProcessedSampler:
@@ -64,11 +68,15 @@ class ProcessedSampler:
         """See the protocol. Raw logprobs are of the logits as given here."""
         if all(row.context is None for row in rows):
             return self._sampler.sample(logits, rows)
+        step = self._processed(logits, rows)
+        output = self._sampler.sample(step.logits, rows)
+        return attrs.evolve(self._with_raw_logprobs(output, logits, rows), errors={**output.errors, **step.errors})
+
+    def _processed(self, logits: Tensor, rows: Sequence[SamplingRow]) -> _Step:
         step = _Step(logits, rows)
         for name, processor in self._processors.items():
             step.run(name, processor)
-        output = self._sampler.sample(step.logits, rows)
-        return attrs.evolve(self._with_raw_logprobs(output, logits, rows), errors={**output.errors, **step.errors})
+        return step
 
     def _with_raw_logprobs(self, output: SamplerOutput, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """The sampler saw processed logits: replace the raw logprobs that it made of them."""
@@ -97,6 +105,20 @@ class ProcessedSampler:
             to, source = _part(output.top_offsets, place), _part(offsets, i)
             result.top_ids[to], result.top_logprobs[to] = top_ids[source], top_logprobs[source]
         return result
+
+
+class ProcessedDraftingSampler(ProcessedSampler):
+    """The same of a sampler that draws proposals."""
+
+    _sampler: DraftingSampler
+
+    def propose(
+        self, logits: Tensor, rows: Sequence[SamplingRow], max_candidates: int
+    ) -> Sequence[ProposedToken | None]:
+        """See the protocol."""
+        if any(row.context is not None for row in rows):
+            logits = self._processed(logits, rows).logits
+        return self._sampler.propose(logits, rows, max_candidates)
 
 
 def _part(offsets: NDArray[np.int64], place: int) -> slice:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_core import _C
-from deepinfer_core.interfaces.sampler import LogitEdits, SamplerOutput, SamplingRow
+from deepinfer_core.interfaces.sampler import LogitEdits, ProposedToken, SamplerOutput, SamplingRow
 
 if TYPE_CHECKING:
     import torch
 
 _INT32_MAX = 2**31 - 1
 _NO_EDITS = LogitEdits()
+_NOTHING_PROPOSED = ProposedToken(-1, np.empty(0, np.int32), np.empty(0))
 
 
 def usable_cpus() -> int:
@@ -38,27 +39,36 @@ class DefaultSampler:
         """See the protocol. Logits on a device are copied to the host first."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits must have shape [{len(rows)}, vocab_size], got {tuple(logits.shape)}")
-        params = [row.params for row in rows]
         outputs = self._native.sample(
-            logits.detach().cpu().contiguous().numpy(),
-            temperature=np.array([p.temperature for p in params], np.float64),
-            top_k=np.array([min(p.top_k, _INT32_MAX) for p in params], np.int32),
-            top_p=np.array([p.top_p for p in params], np.float64),
-            min_p=np.array([p.min_p for p in params], np.float64),
-            seed=np.array([row.seed for row in rows], np.uint64),
-            position=np.array([row.position for row in rows], np.int64),
-            num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
-            **_seldom_used(rows),
+            logits.detach().cpu().contiguous().numpy(), **_columns(rows), **_sampled_columns(rows)
         )
         return SamplerOutput(*outputs)
 
+    def propose(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], max_candidates: int
+    ) -> list[ProposedToken | None]:
+        """See :class:`deepinfer_core.interfaces.sampler.DraftingSampler`."""
+        tokens, offsets, ids, probabilities = self._native.propose(
+            logits.detach().cpu().contiguous().numpy(), max_candidates=max_candidates, **_columns(rows)
+        )
+        bounds = offsets.tolist()
+        return [
+            None if token < 0 else ProposedToken(token, ids[begin:end], probabilities[begin:end])
+            for token, begin, end in zip(tokens.tolist(), bounds, bounds[1:], strict=False)
+        ]
 
-def _seldom_used(rows: Sequence[SamplingRow]) -> dict[str, Any]:
-    """The native sampler's arguments that no row needs as a rule; only those that some row needs."""
-    columns: dict[str, Any] = {}
-    modes = [row.params.logprobs_mode for row in rows]
-    if "processed" in modes:
-        columns["processed_logprobs"] = np.array([mode == "processed" for mode in modes])
+
+def _columns(rows: Sequence[SamplingRow]) -> dict[str, Any]:
+    """What the native code needs to draw from rows; what is seldom needed only if some row needs it."""
+    params = [row.params for row in rows]
+    columns: dict[str, Any] = {
+        "temperature": np.array([p.temperature for p in params], np.float64),
+        "top_k": np.array([min(p.top_k, _INT32_MAX) for p in params], np.int32),
+        "top_p": np.array([p.top_p for p in params], np.float64),
+        "min_p": np.array([p.min_p for p in params], np.float64),
+        "seed": np.array([row.seed for row in rows], np.uint64),
+        "position": np.array([row.position for row in rows], np.int64),
+    }
     forced = [row.forced for row in rows]
     if forced.count(None) < len(rows):
         columns["forced"] = np.array([-1 if token is None else token for token in forced], np.int32)
@@ -68,6 +78,21 @@ def _seldom_used(rows: Sequence[SamplingRow]) -> dict[str, Any]:
     masks = [row.mask for row in rows]
     if any(mask is not None for mask in masks):
         columns["masks"] = masks
+    return columns
+
+
+def _sampled_columns(rows: Sequence[SamplingRow]) -> dict[str, Any]:
+    """What it needs besides to report logprobs and to verify proposed tokens."""
+    params = [row.params for row in rows]
+    columns: dict[str, Any] = {
+        "num_logprobs": np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32)
+    }
+    if any(p.logprobs_mode == "processed" for p in params):
+        columns["processed_logprobs"] = np.array([p.logprobs_mode == "processed" for p in params])
+    if any(row.proposed is not None for row in rows):
+        proposed = [row.proposed or _NOTHING_PROPOSED for row in rows]
+        lists = _lists([each.token_ids for each in proposed], [each.probabilities for each in proposed])
+        columns["proposed"] = (np.array([each.token for each in proposed], np.int32), *lists)
     return columns
 
 

@@ -37,11 +37,6 @@ def build_input_batch(plan: StepPlan, token_lookback: int, device: torch.device)
     )
 
 
-def sampled_rows(plan: StepPlan) -> NDArray[np.int64]:
-    """Rows of the step that yield a token, in the order of their sequences."""
-    return np.asarray(plan.query_offsets[1:][plan.samples] - 1, np.int64)
-
-
 def _block_tables(plan: StepPlan) -> NDArray[np.int32]:
     """``[S, pages]``, short tables padded with the null page."""
     lengths = np.diff(plan.block_table_offsets)

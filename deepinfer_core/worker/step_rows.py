@@ -27,7 +27,9 @@ class PromptRows:
 
 @attrs.frozen(eq=False)
 class StepRows:
-    """sampling: how the token of each sampling sequence is drawn, in plan order. prompt: None where nobody asks."""
+    """sampling: how the tokens of each sampling sequence are drawn, its newest token's row and its drafts', in plan
+    order. prompt: None where nobody asks.
+    """
 
     sampling: Sequence[SamplingRow]
     prompt: PromptRows | None = None
@@ -35,7 +37,13 @@ class StepRows:
 
 @attrs.frozen(eq=False)
 class StepResult:
-    """sampled: the drawn tokens. prompt: the prompt's tokens, scored; None as in :class:`StepRows`."""
+    """What came of a step.
+
+    sampled: the drawn tokens, one per entry of ``StepRows.sampling``.
+    seconds: from the inputs to the drawn tokens.
+    prompt: the prompt's tokens, scored; None as in :class:`StepRows`.
+    """
 
     sampled: SamplerOutput
+    seconds: float
     prompt: SamplerOutput | None = None

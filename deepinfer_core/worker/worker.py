@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from deepinfer_core.config import EngineConfig
 from deepinfer_core.errors import ConfigError
-from deepinfer_core.interfaces.cache import PAGE_TOKENS
+from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout
 from deepinfer_core.interfaces.model import ModelContext
 from deepinfer_core.model_loader import CheckpointIndex, HFConfig, load_weights
 from deepinfer_core.model_loader.tied import warn_if_different
@@ -18,13 +20,19 @@ from deepinfer_core.worker.kernels import model_kernels
 from deepinfer_core.worker.model_runner import ModelRunner
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from deepinfer_core._C import StepPlan
     from deepinfer_core.interfaces.model import ArchitectureConfig, Model
+    from deepinfer_core.interfaces.speculator import Drafter, Pick, Speculator
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer
     from deepinfer_core.worker.step_rows import StepResult, StepRows
 
 logger = logging.getLogger(__name__)
+
+_LOADED_ELSEWHERE = "shared out between the model and its drafter"
 
 
 class Worker:
@@ -41,45 +49,79 @@ class Worker:
         self.backend.configure(config.parallel.num_threads)
         # Checked before the weights are read: a bad config or an unreadable index fails in milliseconds.
         index = CheckpointIndex.open(hf_config.path)
-        model, self.arch_config = self._build_model(manager, hf_config, tokenizer)
-        self._load(model, index)
-        caches = self._allocate(model)
+        architecture = manager.model_for(hf_config.architecture)
+        self.arch_config: ArchitectureConfig = architecture.translate_config(hf_config.config)
+        self._speculator: Speculator | None = next(iter(manager.chain("speculator")), None)
+        self.num_drafts = config.speculation.resolve_max_drafts(self._available_drafts())
+        """Drafts that a step may verify for each sequence; 0: there is no drafter, or it is off."""
+        context = ModelContext(
+            kernels=model_kernels(manager, self.backend),
+            # Rejected drafts; and samples that fork process their prompt's last token again.
+            rollback=1 + self.num_drafts,
+            tokenizer=tokenizer,
+            device=self.backend.device,
+        )
+        model = architecture.build(self.arch_config, context)
+        drafter = self._build_drafter(model, context)
+        self._load(model, drafter, index)
+        caches = self._allocate(_joint_layout(model, drafter))
         self.max_model_len = config.model.resolve_max_model_len(
             self.arch_config.max_position_embeddings, (caches.num_pages - 1) * PAGE_TOKENS
         )
         """Longest sequence in tokens that the model and the cache allow."""
-        sampler = with_processors(checked(manager.component("sampler")), manager.named("logits_processor"))
-        self.runner = ModelRunner(model, caches, sampler, self.backend.device)
+        sampler = checked(manager.component("sampler"))
+        self.sampler = with_processors(sampler, manager.named("logits_processor"))
+        self.runner = ModelRunner(model, caches, self.sampler, self.backend.device, drafter)
 
     def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
         """Run one step."""
         return self.runner.execute(plan, rows)
 
-    def _build_model(
-        self, manager: PluginManager, hf_config: HFConfig, tokenizer: Tokenizer | None
-    ) -> tuple[Model, ArchitectureConfig]:
-        architecture = manager.model_for(hf_config.architecture)
-        arch_config = architecture.translate_config(hf_config.config)
-        kernels = model_kernels(manager, self.backend)
-        # Samples that fork process their prompt's last token again.
-        context = ModelContext(kernels=kernels, rollback=1, tokenizer=tokenizer, device=self.backend.device)
-        return architecture.build(arch_config, context), arch_config
+    def propose(
+        self, slots: Sequence[int], histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """See :meth:`ModelRunner.propose`. Raises ValueError for ids that the vocabulary does not have as well."""
+        token_ids, confidences = self.runner.propose(slots, histories, num_drafts, pick)
+        vocab_size = self.arch_config.vocab_size
+        if token_ids.size and not -1 <= token_ids.min() <= token_ids.max() < vocab_size:
+            raise ValueError(
+                f"drafts must be in 0..{vocab_size - 1} (the vocabulary) or -1, got {token_ids.min()} to "
+                f"{token_ids.max()}"
+            )
+        return token_ids, confidences
 
-    def _load(self, model: Model, index: CheckpointIndex) -> None:
+    def _available_drafts(self) -> int:
+        return 0 if self._speculator is None else self._speculator.num_drafts(self.arch_config)
+
+    def _build_drafter(self, model: Model, context: ModelContext) -> Drafter | None:
+        if self._speculator is None or not self.num_drafts:
+            return None
+        return self._speculator.build(self.arch_config, model, context)
+
+    def _load(self, model: Model, drafter: Drafter | None, index: CheckpointIndex) -> None:
         for name, used_instead in model.tied_tensors().items():
             warn_if_different(index, name, used_instead)
+        if drafter is None:
+            self._load_part(model, index, frozenset())
+            return
+        its, others = ({spec.name for spec in part.weight_specs()} for part in (model, drafter))
+        self._load_part(model, index, others)
+        if others:
+            self._load_part(drafter, index, its)
+
+    def _load_part(self, part: Model | Drafter, index: CheckpointIndex, others: AbstractSet[str]) -> None:
+        """Load the model or its drafter; ``others`` are tensors that the other one loads."""
         load_weights(
-            model.module,
+            part.module,
             index,
-            model.weight_specs(),
-            ignore=model.unused_tensor,
+            part.weight_specs(),
+            ignore=lambda name: _LOADED_ELSEWHERE if name in others else part.unused_tensor(name),
             device=self.backend.device,
             use_tqdm=self.config.use_tqdm,
             watchdog_seconds=self.config.model.load_watchdog_seconds,
         )
 
-    def _allocate(self, model: Model) -> CacheEngine:
-        layout = model.cache_layout()
+    def _allocate(self, layout: CacheLayout) -> CacheEngine:
         num_seqs = self.config.scheduler.max_num_seqs
         longest = self.config.model.max_model_len or self.arch_config.max_position_embeddings
         slot_bytes = (num_seqs + 1) * layout.bytes_per_slot
@@ -94,3 +136,11 @@ class Worker:
         )
         logger.info("cache: %d pages of %d tokens, %d slots", pages, PAGE_TOKENS, num_seqs)
         return CacheEngine(layout, pages + 1, num_seqs + 1, self.backend.device)
+
+
+def _joint_layout(model: Model, drafter: Drafter | None) -> CacheLayout:
+    layout = model.cache_layout()
+    if drafter is None:
+        return layout
+    its = drafter.cache_layout()
+    return CacheLayout(layout.pages + its.pages, layout.slots + its.slots)

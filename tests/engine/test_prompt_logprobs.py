@@ -74,7 +74,7 @@ def test_preemption_neither_repeats_nor_changes_an_entry(make_llm, llm, monkeypa
     batch = [rng.integers(0, 512, length).tolist() for length in (250, 200)]
     each = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, prompt_logprobs=1) for n in (140, 1)]
     expected = [scored(llm, [prompt], one)[0] for prompt, one in zip(batch, each, strict=True)]
-    small = make_llm(num_pages=5, max_num_seqs=2, max_num_batched_tokens=2)
+    small = make_llm(num_pages=5, max_num_seqs=2, max_num_batched_tokens=2, speculate="off")
     model, rows = small.engine.worker.runner.model, []
     compute = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: rows.append(len(hidden)) or compute(hidden))

@@ -45,9 +45,9 @@ def given() -> Any:
     return scope["Thing"]()
 
 
-def run(plugin: Any, **limits: Any) -> tuple[list[list[int]], dict[str, Any]]:
+def run(plugin: Any, speculate: Any = "off", **limits: Any) -> tuple[list[list[int]], dict[str, Any]]:
     """Output token ids, and the engine's metrics."""
-    with LLM(MODEL, plugins=[plugin], disable_log_stats=True, **limits) as llm:
+    with LLM(MODEL, plugins=[plugin], speculate=speculate, disable_log_stats=True, **limits) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert [output.error for output in outputs] == [None] * 4
         return [output.outputs[0].token_ids for output in outputs], llm.get_metrics()
@@ -59,6 +59,19 @@ def check_history(seen: list[Any], outputs: list[list[int]]) -> None:
         views = [(p.tolist(), o.tolist()) for request, p, o in seen if request == str(place)]
         wanted = [(PROMPTS[place], output[:n]) for n in range(len(output))]
         assert views == (wanted if PARAMS[place].extra else [])
+
+
+def check_history_with_drafts(seen: list[Any], outputs: list[list[int]]) -> None:
+    """Each opted-in request was asked about every token it has, and besides only about what drafts would make of it."""
+    for place, output in enumerate(outputs):
+        views = [(p.tolist(), o.tolist()) for request, p, o in seen if request == str(place)]
+        assert all(prompt == PROMPTS[place] for prompt, _ in views)
+        histories = [history for _, history in views]
+        if PARAMS[place].extra:
+            assert all(output[:n] in histories for n in range(len(output)))
+            assert all(len(history) <= len(output) + 4 for history in histories)
+        else:
+            assert not histories
 
 
 def bigrams(tokens: list[int]) -> list[tuple[int, int]]:
@@ -75,6 +88,12 @@ def test_history_is_what_was_committed_by_object_by_name_and_after_preemption(in
     with LLM(MODEL, disable_log_stats=True) as llm:
         plain = llm.generate(PROMPTS[2:3], PARAMS[2:3], use_tqdm=False)
     assert outputs[2] == plain[0].outputs[0].token_ids
+
+    drafting = given()
+    drafting.seen = []
+    with_drafts, metrics = run(drafting, speculate=4)
+    assert with_drafts == outputs and metrics["verifications"] > 0
+    check_history_with_drafts(drafting.seen, outputs)
 
     install(NAME, "logits_processor", SOURCE)
     by_name, metrics = run(NAME, num_pages=3, max_num_seqs=4)

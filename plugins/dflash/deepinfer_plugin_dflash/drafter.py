@@ -82,9 +82,10 @@ class BlockDrafter(nn.Module):
 
     @torch.inference_mode()
     def observe(
-        self, batch: InputBatch, features: LayerFeatures, caches: Mapping[str, Tensor], tap: Tap | None = None
+        self, batch: InputBatch, features: LayerFeatures | None, caches: Mapping[str, Tensor], tap: Tap | None = None
     ) -> None:
         """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
+        assert features is not None, "a drafter with feature layers is given their features"
         first, ops = self._stages[0], self._kernels
         ring = caches[first.ring].shape[1]
         # What later rows of a chunk would overwrite is not worth computing.
@@ -110,7 +111,7 @@ class BlockDrafter(nn.Module):
             tap("mtp.norm_out", normed)
         logits = self._logits(normed).unflatten(0, (size, count))
         drafts, confidences, previous = [], [], batch.token_ids
-        for depth in range(size):
+        for depth in range(size if batch.num_drafts is None else min(size, batch.num_drafts)):
             embedding = last.markov_head.embedding(previous)
             logits[depth] += last.markov_head.bias(ops, embedding)
             confidences.append(last.confidence_head.log_odds(ops, hidden[depth], embedding))

@@ -1,0 +1,196 @@
+"""Speculative sampling by rejection gives the model's distribution, whatever drafts; chi-square over many draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from deepinfer_core.errors import ConfigError
+from deepinfer_core.interfaces.sampler import LogitEdits, ProposedToken, SamplingRow
+from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.sampling_params import SamplingParams
+from deepinfer_core.speculation.verifier import RejectionVerifier, make_verifier
+
+VOCAB = 40
+DRAWS = 24_000
+#: Of the standard normal distribution: a correct sampler exceeds it in one check of 10,000.
+QUANTILE = 3.72
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "hot": {"temperature": 1.7},
+    "top-k": {"temperature": 0.9, "top_k": 7},
+    "top-p": {"temperature": 1.2, "top_p": 0.8},
+    "both and min-p": {"top_k": 12, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+def logits_of(seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 1.5, VOCAB).astype(np.float32))
+
+
+#: What the drafter thinks, given what the model does, and how many candidates are kept of it.
+DRAFTERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
+    "perfect": (lambda model: model, 0),
+    "good": (lambda model: model + 0.5 * logits_of(9), 5),
+    "useless": (torch.zeros_like, 0),
+    "adversarial": (lambda model: -3 * model, 5),
+}
+
+
+def rows_of(params: SamplingParams, count: int = DRAWS) -> list[SamplingRow]:
+    """The same row for many seeds, with a penalty on some tokens and a ban."""
+    edits = LogitEdits(
+        presence_penalty=0.7,
+        seen_ids=np.array([1, 4], np.int32),
+        seen_counts=np.array([1, 2], np.int32),
+        banned=np.array([0], np.int32),
+    )
+    return [SamplingRow(params, seed, 17, edits) for seed in range(count)]
+
+
+def distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """What a row draws from, from its processed logprobs."""
+    row = rows_of(attrs.evolve(params, logprobs=VOCAB, logprobs_mode="processed"), 1)
+    out = DefaultSampler(1).sample(logits[None], row)
+    probabilities = np.zeros(VOCAB)
+    probabilities[out.top_ids] = np.exp(out.top_logprobs.astype(np.float64))
+    return probabilities
+
+
+def check(tokens: Sequence[int], expected: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    """The tokens fit the distribution by a chi-square test; what it excludes never comes."""
+    counts = np.bincount(np.asarray(tokens), minlength=VOCAB)
+    assert counts[expected == 0].sum() == 0
+    order = np.argsort(expected)[::-1]
+    keep = order[expected[order] * len(tokens) >= 8]
+    rest = order[len(keep) :]
+    observed = [*counts[keep], counts[rest].sum()]
+    wanted = [*expected[keep] * len(tokens), expected[rest].sum() * len(tokens)]
+    if wanted[-1] < 8:
+        observed, wanted = observed[:-1], wanted[:-1]
+    scaled = np.asarray(wanted) * sum(observed) / sum(wanted)
+    statistic, freedom = float(((observed - scaled) ** 2 / scaled).sum()), max(len(observed) - 1, 1)
+    limit = freedom * (1 - 2 / (9 * freedom) + QUANTILE * np.sqrt(2 / (9 * freedom))) ** 3  # Wilson and Hilferty
+    assert statistic < limit
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_one_draft(setting: str, drafter: str) -> None:
+    params = SamplingParams(**SETTINGS[setting])
+    model, (opinion, max_candidates) = logits_of(1), DRAFTERS[drafter]
+    verifier = RejectionVerifier(DefaultSampler(1), max_candidates=max_candidates)
+    rows = rows_of(params)
+    drafts, proposed = verifier.draw(opinion(model).expand(DRAWS, -1), rows)
+    verifying = [
+        verifier.rows([row, row], [draft], [each])[0]
+        for row, draft, each in zip(rows, drafts.tolist(), proposed, strict=True)
+    ]
+    tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying).token_ids
+    expected = distribution(model, params)
+    check(tokens, expected)
+    accepted = (tokens == drafts).mean()
+    drawn_from = np.zeros(VOCAB)
+    first = next(each for each in proposed if each is not None)
+    drawn_from[first.token_ids] = first.probabilities
+    assert accepted == pytest.approx(np.minimum(expected, drawn_from).sum(), abs=0.015)
+    if drafter == "perfect":
+        assert accepted == 1.0
+
+
+def test_drafts_come_from_the_distribution_they_state() -> None:
+    model, params = logits_of(3), SamplingParams(temperature=0.8)
+    drafts, proposed = RejectionVerifier(DefaultSampler(1), max_candidates=9).draw(
+        model.expand(DRAWS, -1), rows_of(params)
+    )
+    first = proposed[0]
+    assert first is not None and len(first.token_ids) == 9 and first.probabilities.sum() == pytest.approx(1)
+    stated = np.zeros(VOCAB)
+    stated[first.token_ids] = first.probabilities
+    check(drafts, stated)
+
+
+def test_a_draft_that_was_certain() -> None:
+    """As from a prompt's own text: no logits, one candidate."""
+    model, params = logits_of(5), SamplingParams(temperature=1.1, top_p=0.9)
+    verifier, rows = RejectionVerifier(DefaultSampler(1)), rows_of(params)
+    expected = distribution(model, params)
+    for draft in (int(expected.argmax()), int(expected.argsort()[-5]), 0):
+        verifying = [verifier.rows([row, row], [draft], [])[0] for row in rows]
+        tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying).token_ids
+        check(tokens, expected)
+        assert (tokens == draft).mean() == pytest.approx(expected[draft], abs=0.015)
+
+
+def test_two_positions_in_a_row() -> None:
+    """The second token's distribution depends on the first one; the joint one is the model's."""
+    params = SamplingParams(temperature=0.9, top_k=6)
+    firsts, verifier, sampler = logits_of(1), RejectionVerifier(DefaultSampler(1)), DefaultSampler(1)
+    seconds = torch.stack([logits_of(100 + token) for token in range(VOCAB)])
+    count = DRAWS
+    rows = [[SamplingRow(params, seed, position) for seed in range(count)] for position in (5, 6)]
+    draft1, kept1 = verifier.draw((firsts + 0.5 * logits_of(2)).expand(count, -1), rows[0])
+    draft2, kept2 = verifier.draw(seconds[draft1] * 0.7, rows[1])
+    tokens = []
+    for row, draft, kept, logits in (
+        (rows[0], draft1, kept1, firsts.expand(count, -1)),
+        (rows[1], draft2, kept2, seconds[draft1]),
+    ):
+        verifying = [verifier.rows([r, r], [d], [k])[0] for r, d, k in zip(row, draft.tolist(), kept, strict=True)]
+        tokens.append(sampler.sample(logits, verifying).token_ids)
+    accepted = tokens[0] == draft1
+    plain = sampler.sample(seconds[tokens[0]], rows[1]).token_ids  # the next step's, where the first was rejected
+    second = np.where(accepted, tokens[1], plain)
+    for token in np.bincount(tokens[0]).argsort()[-3:]:
+        chosen = second[tokens[0] == token]
+        params_row = attrs.evolve(params, logprobs=VOCAB, logprobs_mode="processed")
+        out = sampler.sample(seconds[token][None], [SamplingRow(params_row, 0, 6)])
+        expected = np.zeros(VOCAB)
+        expected[out.top_ids] = np.exp(out.top_logprobs.astype(np.float64))
+        check(chosen, expected)
+
+
+def test_greedy_rows_are_verified_by_the_most_likely_token() -> None:
+    model, params = logits_of(1), SamplingParams(temperature=0)
+    verifier, row = RejectionVerifier(DefaultSampler(1)), rows_of(params, 1)[0]
+    best = int(DefaultSampler(1).sample(model[None], [row]).token_ids[0])
+    for draft in range(VOCAB):
+        verifying = verifier.rows([row, row], [draft], [None])
+        assert DefaultSampler(1).sample(model.expand(2, -1), verifying).token_ids.tolist() == [best, best]
+
+
+def test_forced_tokens_and_failed_rows_are_as_without_drafts() -> None:
+    sampler = DefaultSampler(1)
+    proposed = ProposedToken.certain(3)
+    row = SamplingRow(SamplingParams(), 1, 2, forced=9, proposed=proposed)
+    assert sampler.sample(logits_of(1)[None], [row]).token_ids.tolist() == [9]
+    assert sampler.propose(logits_of(1)[None], [row], 0)[0].token == 9  # type: ignore[union-attr]
+    spoilt = logits_of(1)[None].clone()
+    spoilt[0, 3] = float("nan")
+    assert sampler.sample(spoilt, [attrs.evolve(row, forced=None)]).token_ids.tolist() == [-1]
+    assert sampler.propose(spoilt, [attrs.evolve(row, forced=None)], 0) == [None]
+
+
+@pytest.mark.parametrize(
+    ("ids", "probabilities", "message"),
+    [([5, 3], [0.5, 0.5], "must rise"), ([1, 2], [0.5, 0.5], "hold the proposed token 3"), ([3], [0.0], r"\(0, 1\]")],
+)
+def test_bad_proposals_are_refused(ids: list[int], probabilities: list[float], message: str) -> None:
+    proposed = ProposedToken(3, np.array(ids, np.int32), np.array(probabilities))
+    with pytest.raises(ValueError, match=message):
+        DefaultSampler(1).sample(logits_of(1)[None], [SamplingRow(SamplingParams(), 1, 2, proposed=proposed)])
+
+
+def test_a_sampler_that_draws_no_proposals_is_refused() -> None:
+    class Plain:
+        def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Any: ...
+
+    with pytest.raises(ConfigError, match="use verifier 'coupled'"):
+        make_verifier("rejection", Plain())
+    make_verifier("coupled", Plain())
