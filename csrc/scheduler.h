@@ -52,8 +52,9 @@ using Drafts = std::unordered_map<Handle, std::vector<int32_t>>;
 // prompt, those that never ran are passed over, but what they will need counts as taken, so that nobody behind
 // them gets it. In the step after, they fork: they share the pages before the one of the prompt's last token by
 // reference, get copies of that page and of the slot, and compute that token again, for its logits. Its slot
-// must therefore allow for one position to be processed again. Who misses that step computes its prompt by itself,
-// and the others wait for it.
+// must therefore allow for one position to be processed again. Who misses that step (no page, or somebody was
+// preempted) is admitted like anybody else, computes its prompt by itself, and the others wait for it; forks of
+// requests that came later go before it, for their needs were set aside.
 //
 // Drafts. They take rows and pages that everybody else has left, and pages of rejected ones are free again after
 // commit(): a plan is the one without drafts, and rows added to it.

@@ -223,9 +223,11 @@ class Harness:
         assert not (plan.preempted and plan.slot_copies.size), "a step that preempts forks nobody"
 
     def check_order(self, plan: StepPlan, waiting: list[int]) -> None:
-        """Admission overtakes only samples whose prompt is being computed."""
+        """Admission overtakes only samples whose prompt is being computed; forks take what was set aside for them."""
+        forked = self.forked(plan)
         entered = [handle for handle in plan.handles.tolist() if handle in waiting]
-        passed = [handle for handle in waiting if handle not in entered and handle < max(entered, default=0)]
+        last = max((handle for handle in entered if handle not in forked), default=0)
+        passed = [handle for handle in waiting if handle not in entered and handle < last]
         assert set(passed) <= {handle for handle, reason in plan.skipped if reason == "shared_prompt"}
 
     def check_plan(self, plan: StepPlan, drafts: dict[int, list[int]]) -> None:
