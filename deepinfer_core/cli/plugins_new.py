@@ -30,6 +30,7 @@ _FILES = {
 }
 #: Further files of a seam.
 _SEAM_FILES = {
+    "speculator": {"{package}/drafter.py": "seams/speculator_drafter.py.j2"},
     "multimodal": {"{package}/encoder.py": "seams/multimodal_encoder.py.j2"},
     "model": {"{package}/network.py": "seams/model_network.py.j2"},
     "checkpoint": {
@@ -52,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the distribution and say how to go on."""
     known = seams()
     if args.seam not in known:
-        what = "has no template yet" if args.seam in SEAMS else f"is unknown{nearest(args.seam, known)}"
-        raise ConfigError(f"the seam {args.seam!r} {what} (known: {', '.join(known)})")
+        raise ConfigError(f"unknown seam {args.seam!r}{nearest(args.seam, known)} (known: {', '.join(known)})")
     _check_name(args.name)
     folder = args.path / args.name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def seams() -> dict[str, dict[str, Any]]:
-    """By seam that has a template, what its plugins have of their own."""
+    """By seam, what its plugins have of their own."""
     return tomllib.loads((TEMPLATES / "seams.toml").read_text(encoding="utf-8"))
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from deepinfer_core.testing.multimodal import MultimodalSuite
     from deepinfer_core.testing.sampler import SamplerSuite
     from deepinfer_core.testing.scheduler_policy import SchedulerPolicySuite
+    from deepinfer_core.testing.speculator import SpeculatorSuite
     from deepinfer_core.testing.suite import Suite
 
 #: Module and class of each seam's suite.
@@ -44,6 +45,7 @@ SUITES: Final = {
     "checkpoint": ("checkpoint", "CheckpointSuite"),
     "attention": ("kernels", "AttentionSuite"),
     "moe": ("kernels", "MoeSuite"),
+    "speculator": ("speculator", "SpeculatorSuite"),
     "sampler": ("sampler", "SamplerSuite"),
     "logits_processor": ("logits_processor", "LogitsProcessorSuite"),
     "grammar": ("grammar", "GrammarSuite"),
@@ -76,6 +78,7 @@ __all__ = [
     "MultimodalSuite",
     "SamplerSuite",
     "SchedulerPolicySuite",
+    "SpeculatorSuite",
     "Suite",
     "suite_for",
 ]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core.testing import BackendSuite, GrammarSuite, ModelSuite
+from deepinfer_core.testing import BackendSuite, GrammarSuite, ModelSuite, SpeculatorSuite
 from deepinfer_kernels import ops
+from deepinfer_plugin_deepseek.architecture import DeepseekV41
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -37,3 +38,17 @@ class TestXGrammar(GrammarSuite):
     """Every kind of grammar."""
 
     plugin = "xgrammar"
+
+
+class TestDFlash(SpeculatorSuite):
+    """The drafter of a published checkpoint."""
+
+    plugin = "dflash"
+
+    @pytest.fixture
+    def architecture(self) -> Any:
+        return DeepseekV41()
+
+    @pytest.fixture
+    def checkpoint(self) -> Path:
+        return DATA / "v41-tiny-bf16"
