@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,29 @@ def test_one_failing_completion_harms_no_other(llm: LLM, monkeypatch: pytest.Mon
                 assert (got.finish_reason, got.token_ids) == ("error", want.token_ids[:tokens])
             else:
                 assert got == want
+
+
+def test_drafts_change_no_completion(make_llm: MakeLLM) -> None:
+    """Forced tokens are drafted and accepted, others mostly rejected; the cache is so small that some are preempted."""
+    plain = attrs.evolve(PARAMS, n=6, max_tokens=20)
+    forced = attrs.evolve(plain, forced_token_ids=tuple(range(30, 42)), max_tokens=40, seed=3)
+    off, drafting = make_llm(speculate="off"), make_llm(speculate=3, num_pages=5, max_num_seqs=4)
+    batch, params = [prompt(PAGE + 1), prompt(PAGE - 20)], [plain, forced]
+    expected = [output.outputs for output in generate(off, batch, params)]
+    assert [output.outputs for output in generate(drafting, batch, params)] == expected
+    drafting.engine.step()
+    drafting.engine.scheduler.audit()
+    assert drafting.engine.scheduler.num_free_pages == 5
+
+
+def test_each_completion_follows_the_grammar_by_itself(llm: LLM) -> None:
+    params = SamplingParams(temperature=2.0, n=6, seed=5, max_tokens=30, structured={"regex": "[ab]{5}"})
+    (several,) = generate(llm, [prompt(9)], params)
+    alone = generate(llm, [prompt(9)] * 6, singles(params))
+    assert several.outputs == [at_index(output, index) for index, output in enumerate(alone)]
+    assert {completion.finish_reason for completion in several.outputs} == {"stop"}
+    texts = {completion.text for completion in several.outputs}
+    assert len(texts) > 1 and all(re.fullmatch("[ab]{5}", text) for text in texts)
 
 
 def test_prompt_logprobs_come_once_and_equal_those_of_one_completion(make_llm: MakeLLM) -> None:
