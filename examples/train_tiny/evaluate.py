@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,20 @@ def heldout_prompts(folder: Path, words: int = 24) -> Iterator[str]:
             yield " ".join(start)
 
 
-def tokens_per_verification(model: Path, drafts: int = 5, length: int = 96) -> float:
-    """Mean tokens that a verification yields, over greedy continuations of the held-out prompts."""
+def tokens_per_verification(llm: LLM, prompts: Sequence[str], length: int = 96) -> float:
+    """Mean tokens that a verification yields, over greedy continuations of ``prompts``."""
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-    with LLM(str(model), speculate=drafts, disable_log_stats=True) as llm:
-        outputs = llm.generate(list(heldout_prompts(model)), params, use_tqdm=False)
-    found = [output.metrics.speculation for output in outputs]
+    found = [output.metrics.speculation for output in llm.generate(prompts, params, use_tqdm=False)]
     return 1 + sum(one.num_accepted for one in found) / sum(one.num_verifications for one in found)
+
+
+def verification_yields(model: Path, drafts: int = 5) -> dict[str, float]:
+    """Of the beginnings of held-out entries, and of the prompts that the card shows."""
+    with LLM(str(model), speculate=drafts, disable_log_stats=True) as llm:
+        return {
+            "held-out prompts": tokens_per_verification(llm, list(heldout_prompts(model))),
+            "prompts below": tokens_per_verification(llm, PROMPTS.read_text(encoding="utf-8").splitlines()),
+        }
 
 
 def figures(model: Path) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def figures(model: Path) -> dict[str, Any]:
     with LLM(str(model), speculate="off", disable_log_stats=True) as llm:
         found = {f"{name} {window}": perplexity(llm, model, name, window) for name, window in PERPLEXITIES}
         texts = continuations(llm)
-    return {"perplexity": found, "tokens_per_verification": tokens_per_verification(model), "continuations": texts}
+    return {"perplexity": found, "tokens_per_verification": verification_yields(model), "continuations": texts}
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def figure_lines(work: Path, model: Path, found: dict[str, Any]) -> list[str]:
             f"- perplexity of the {_TEXTS[name]} in windows of {window}: {value:.3f} by the engine, "
             f"{trainer:.3f} by the training model"
         )
-    return [*lines, f"- tokens per verification, 5 drafts, greedy: {found['tokens_per_verification']:.2f}"]
+    yields = "; ".join(f"{value:.2f} on the {name}" for name, value in found["tokens_per_verification"].items())
+    return [*lines, f"- tokens per verification, 5 drafts, greedy: {yields}"]
 
 
 def card(work: Path, model: Path, found: dict[str, Any]) -> str:
