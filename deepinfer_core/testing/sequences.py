@@ -34,13 +34,13 @@ class Sequences:
 
     def batch(self, chunks: Sequence[Chunk]) -> InputBatch:
         """The rows of one step; what comes before a chunk must have been computed."""
-        rows = []
+        rows, lookback = [], self.model.token_lookback
         for place, (sequence, start, tokens) in enumerate(chunks):
             known = self._tokens[sequence][:start] + list(tokens)
             self._tokens[sequence] = known
             last = start + len(tokens) - 1
             for position in range(start, last + 1):
-                context = [known[p] if p >= 0 else -1 for p in range(position, position - 2 - self._lookback, -1)][:-1]
+                context = [known[p] if p >= 0 else -1 for p in range(position, position - 1 - lookback, -1)]
                 rows.append((known[position], position, place, sequence + 1, start, last, context))
         token_ids, positions, places, slots, starts, ends, contexts = zip(*rows, strict=True)
 
@@ -57,10 +57,6 @@ class Sequences:
             block_tables=torch.tensor([self._tables[s] for s, _, _ in chunks], dtype=torch.int32).to(self._device),
             context_ids=torch.tensor(contexts, dtype=torch.int64).to(self._device),
         )
-
-    @property
-    def _lookback(self) -> int:
-        return self.model.token_lookback
 
     def run(self, chunks: Sequence[Chunk], features: LayerFeatures | None = None) -> list[Tensor]:
         """One step: the logits ``[tokens, vocab]`` of each chunk, on the host."""

@@ -11,16 +11,21 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepinfer_core import testing
+from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
 from deepinfer_core.interfaces.eplb_policy import ExpertTopology
+from deepinfer_core.interfaces.grammar import Vocabulary
 from deepinfer_core.interfaces.kv_connector import KvCaches, KvResult, KvTransfer
 from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
 from deepinfer_core.interfaces.scheduler_policy import SchedulerDecision, SchedulerView
+from deepinfer_core.interfaces.speculator import DraftBatch, Proposal
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.structured import StructuredOutput
 from deepinfer_core.testing.checkpoints import write_toy_checkpoint
+from deepinfer_core.testing.grammar import CHOICES, make_vocabulary
 from deepinfer_core.testing.kv_connector import make_caches
 from deepinfer_core.testing.scheduling import FirstComeFirstServed
 from deepinfer_core.testing.sequences import Sequences
@@ -330,6 +335,166 @@ def test_kv_connectors(fault: type[Store] | None) -> None:
         suite.test_a_saved_prefix_is_found_and_comes_back_elsewhere(*arguments)
     else:
         notices(getattr(suite, KV_FAULTS[fault]), *arguments)
+
+
+# -- grammar --------------------------------------------------------------------------------------
+
+
+class Choosing:
+    """Outputs that are one of some texts; engine, grammar and matcher in one. Faults are made by subclasses."""
+
+    kinds = ("choice",)
+
+    def compile(self, spec: Any, vocabulary: Vocabulary) -> Choosing:
+        self.texts, self.vocabulary = [text.encode() for text in spec.choice], vocabulary
+        return self
+
+    def matcher(self) -> Choosing:
+        made = type(self)()
+        made.texts, made.vocabulary, made.states = self.texts, self.vocabulary, [b""]
+        return made
+
+    @property
+    def is_complete(self) -> bool:
+        return self.states[-1] in self.texts
+
+    def leads_on(self, added: bytes) -> bool:
+        return bool(added) and any(text.startswith(self.states[-1] + added) for text in self.texts)
+
+    def accept(self, token_id: int) -> bool:
+        added = self.vocabulary.token_bytes[token_id]
+        if not self.leads_on(added):
+            return False
+        self.states.append(self.states[-1] + added)
+        return True
+
+    def rollback(self, count: int) -> None:
+        del self.states[len(self.states) - count :]
+
+    def fill_mask(self, row: Any) -> None:
+        for token, added in enumerate(self.vocabulary.token_bytes):
+            if self.leads_on(added):
+                row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+
+class Shared(Choosing):
+    def matcher(self) -> Choosing:
+        self.states = getattr(self, "states", [b""])
+        return self
+
+
+class Careless(Choosing):
+    """Says that an output is complete where it is not."""
+
+    is_complete = True
+
+
+class Reluctant(Choosing):
+    """Takes back one token at most."""
+
+    def rollback(self, count: int) -> None:
+        super().rollback(min(count, 1))
+
+
+class Open(Choosing):
+    """Masks nothing."""
+
+    def fill_mask(self, row: Any) -> None:
+        row[:] = -1
+
+
+GRAMMAR_FAULTS = {
+    Shared: "test_matchers_do_not_share_their_state",
+    Careless: "test_complete_outputs_are_valid",
+    Reluctant: "test_rolling_back_is_exact",
+    Open: "test_a_token_is_accepted_exactly_if_its_bit_is_set",
+}
+
+
+@pytest.mark.parametrize("fault", [Choosing, *GRAMMAR_FAULTS])
+def test_grammars(fault: type[Choosing]) -> None:
+    suite, vocabulary = testing.GrammarSuite(), make_vocabulary()
+    grammars = {"choice": fault().compile(StructuredOutput(choice=CHOICES), vocabulary)}
+    for test in [GRAMMAR_FAULTS[fault]] if fault in GRAMMAR_FAULTS else GRAMMAR_FAULTS.values():
+        seed = (0,) if test == "test_complete_outputs_are_valid" else ()
+        if fault is Choosing:
+            getattr(suite, test)(grammars, vocabulary, *seed)
+        else:
+            notices(getattr(suite, test), grammars, vocabulary, *seed)
+
+
+# -- speculator -----------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Drafts the numbers after the newest token. Faults are made by subclasses."""
+
+    num_drafts = 3
+    feature_layers = ()
+
+    @property
+    def module(self) -> nn.Module:
+        return self
+
+    def cache_layout(self) -> CacheLayout:
+        return CacheLayout((), (StateBuffer("counting.seen", (1,), "float32"),))
+
+    def observe(self, batch: Any, features: Any, caches: Any, tap: Any = None) -> None: ...
+
+    def first(self, batch: DraftBatch, caches: Any) -> Tensor:
+        return batch.token_ids + 1
+
+    def propose(self, batch: DraftBatch, caches: Any, pick: Any, tap: Any = None) -> Proposal:
+        drafts = (self.first(batch, caches)[:, None] + torch.arange(self.num_drafts)) % 61
+        return Proposal(drafts, None, torch.zeros(drafts.shape))
+
+
+class Crowding(Counting):
+    """What it drafts depends on how many sequences there are."""
+
+    def first(self, batch: DraftBatch, caches: Any) -> Tensor:
+        return batch.token_ids + len(batch)
+
+
+class Marking(Counting):
+    """Writes as it proposes."""
+
+    def first(self, batch: DraftBatch, caches: Any) -> Tensor:
+        caches["counting.seen"] += 1
+        return super().first(batch, caches)
+
+
+class Summing(Counting):
+    """Adds up all tokens that it is shown, drafts that are rejected and other sequences' among them."""
+
+    def observe(self, batch: Any, features: Any, caches: Any, tap: Any = None) -> None:
+        caches["counting.seen"].index_add_(0, batch.slots.long(), 1 + batch.token_ids.float()[:, None])
+
+    def first(self, batch: DraftBatch, caches: Any) -> Tensor:
+        return batch.token_ids + caches["counting.seen"][batch.slots.long(), 0].long()
+
+
+SPECULATOR_FAULTS = {
+    Crowding: ("test_sequences_are_independent",),
+    Marking: ("test_proposing_leaves_no_trace",),
+    Summing: ("test_rejected_drafts_leave_no_trace", "test_what_others_left_in_slots_is_not_read"),
+}
+
+
+@pytest.mark.parametrize("fault", [Counting, *SPECULATOR_FAULTS])
+def test_speculators(fault: type[Counting], tmp_path: Path) -> None:
+    from deepinfer_core.testing.model import load_model
+    from deepinfer_core.testing.speculator import Drafting
+
+    suite, backend = testing.SpeculatorSuite(), PluginManager(["cpu"], environ={}).component("backend")
+    checkpoint = write_toy_checkpoint(tmp_path / "checkpoint")
+    model, config, _ = load_model(ToyArchitecture(), checkpoint, backend, 3)
+    drafting, prompts = Drafting(model, fault(), config, backend), [[5, 9, 11, 2] * 3, [7, 1] * 20, [3, 30, 4] * 2]
+    for test in itertools.chain(*SPECULATOR_FAULTS.values()):
+        if fault is Counting:
+            getattr(suite, test)(drafting, prompts)
+        elif test in SPECULATOR_FAULTS[fault]:
+            notices(getattr(suite, test), drafting, prompts)
 
 
 # -- kernels --------------------------------------------------------------------------------------
