@@ -34,9 +34,10 @@ for engine, params in json.load(sys.stdin):
     with LLM({str(MODEL)!r}, disable_log_stats=True, banner=False, num_pages=8, **engine) as llm:
         outputs = llm.generate({PROMPTS!r}, [SamplingParams(**each) for each in params], use_tqdm=False)
         active = sorted({{row.name for row in llm.plugins if row.state == "active"}})
+        drafted = llm.get_metrics().get("drafted_tokens", 0)
     errors = [output.error for output in outputs]
     results.append({{"errors": errors, "ids": [output.outputs[0].token_ids for output in outputs],
-                    "texts": [output.outputs[0].text for output in outputs], "active": active}})
+                    "texts": [output.outputs[0].text for output in outputs], "active": active, "drafted": drafted}})
 json.dump(results, open(sys.argv[1], "w"))
 """
 
@@ -88,6 +89,8 @@ def cases(folder: Path) -> dict[str, Any]:
     return {
         "choice-trie": ({}, [{**each, "structured": {"choice": CHOICES}, "max_tokens": 20} for each in (GREEDY, HOT)]),
         "no-repeat-ngram": ({}, [{**each, "extra": {"no-repeat-ngram": 1}} for each in (GREEDY, HOT)]),
+        # A random model does not repeat its prompt unless it is made to.
+        "prompt-lookup": ({"speculate": 4}, [GREEDY, {**HOT, "forced_token_ids": [11] * 8}]),
         "request-logger": ({"plugin_config": {"request-logger": log}}, [GREEDY, HOT]),
         "top-n-sigma": ({"plugin_config": {"top-n-sigma": {"n": 1e-6}}}, [GREEDY, HOT]),
         "toy-backend": ({}, [GREEDY, HOT]),
@@ -102,14 +105,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 @pytest.fixture(scope="module")
 def story(environment: Environment) -> dict[str, Any]:
     """Before the examples are installed, while they are, and after."""
-    plain: dict[str, Any] = {"plain": ({}, [GREEDY, HOT])}
+    plain: dict[str, Any] = {"plain": ({"speculate": "off"}, [GREEDY, HOT])}
     story: dict[str, Any] = {"states before": environment.states(), "before": environment.generate(plain)["plain"]}
     environment.pip("install", "--no-index", "--no-deps", "--no-build-isolation", *PROJECTS)
     story["states"] = environment.states()
     used = {
         name: ({"plugins": [name], **options}, params) for name, (options, params) in cases(environment.folder).items()
     }
-    story |= environment.generate({**plain, "greedy": ({}, [GREEDY, GREEDY]), **used})
+    story |= environment.generate({**plain, "greedy": ({"speculate": "off"}, [GREEDY, GREEDY]), **used})
     story["own tests"] = environment.run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT, *(path / "tests" for path in PROJECTS)
     )
@@ -146,6 +149,11 @@ def test_no_repeat_ngram_leaves_no_token_twice(story: dict[str, Any]) -> None:
     for ids in story["no-repeat-ngram"]["ids"]:
         assert len(set(ids)) == len(ids)
     assert not {11, 7} & set(story["no-repeat-ngram"]["ids"][1])
+
+
+def test_prompt_lookup_drafts_and_changes_nothing(story: dict[str, Any]) -> None:
+    assert story["prompt-lookup"]["drafted"] > 0 and "dflash" not in story["prompt-lookup"]["active"]
+    assert story["prompt-lookup"]["ids"] == [story["before"]["ids"][0], [11] * 8]
 
 
 def test_request_logger_logs_and_changes_nothing(story: dict[str, Any], environment: Environment) -> None:

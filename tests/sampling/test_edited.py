@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -41,7 +42,9 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingRow]:
     state = SamplingState("r", params, 0, draw(st.lists(tokens, max_size=6)), (1,))
     for token in draw(st.lists(tokens, max_size=6)):
         state.advance(token)
-    return np.array(draw(st.lists(values, min_size=VOCAB, max_size=VOCAB)), np.float32), state.row(9)
+    mask = draw(st.none() | st.integers(-(2**31), 2**31 - 1))
+    row = attrs.evolve(state.row(9), mask=None if mask is None else np.array([mask], np.int32))
+    return np.array(draw(st.lists(values, min_size=VOCAB, max_size=VOCAB)), np.float32), row
 
 
 def logprobs(logits: NDArray[np.float32], row: SamplingRow) -> list[Any]:

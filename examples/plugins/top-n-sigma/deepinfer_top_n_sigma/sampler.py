@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_core.interfaces.sampler import LogitEdits, SamplerOutput, SamplingRow
+from deepinfer_core.interfaces.sampler import LogitEdits, ProposedToken, SamplerOutput, SamplingRow
 from deepinfer_core.sampling import DefaultSampler, edited_logits
 
 if TYPE_CHECKING:
@@ -46,8 +46,17 @@ class TopNSigma:
         So seeds, forced ids, logprobs and rows from which nothing can be drawn are as ever.
         """
         on_host = logits.detach().cpu()
-        kept = [self._narrowed(values, row) for values, row in zip(on_host.numpy(), rows, strict=True)]
-        return self._default.sample(on_host, kept)
+        return self._default.sample(on_host, self._all_narrowed(on_host, rows))
+
+    def propose(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], max_candidates: int
+    ) -> Sequence[ProposedToken | None]:
+        """See ``DraftingSampler``, which a sampler need not be."""
+        on_host = logits.detach().cpu()
+        return self._default.propose(on_host, self._all_narrowed(on_host, rows), max_candidates)
+
+    def _all_narrowed(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SamplingRow]:
+        return [self._narrowed(values, row) for values, row in zip(logits.numpy(), rows, strict=True)]
 
     def _narrowed(self, logits: NDArray[np.float32], row: SamplingRow) -> SamplingRow:
         if row.params.is_greedy:
