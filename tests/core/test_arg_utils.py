@@ -50,6 +50,9 @@ def test_flags_reach_the_configs(parser):
     assert (config.cache.kv_cache_memory, config.cache.num_pages) == (4 << 30, None)
     assert (config.backend, config.plugins, config.parallel.num_threads) == ("cpu", ("a", "b"), 2)
     assert (config.use_tqdm, config.disable_log_stats, config.log_stats_interval) == (False, True, 1.5)
+    for text, value in (("off", "off"), ("auto", "auto"), ("3", 3)):
+        assert parse(parser, f"--speculate {text}").create_engine_config().speculation.speculate == value
+    assert parse(parser, "--verifier rejection").create_engine_config().speculation.verifier == "rejection"
     assert parse(parser, "--model m --num-pages 6").create_engine_config().cache.num_pages == 6
 
 
