@@ -93,8 +93,9 @@ class Guide:
         return self._is_over
 
     def mask(self) -> NDArray[np.int32] | None:
-        """``[ceil(V / 32)]`` int32: what may come next. Nothing after a failure; None where the guide is lost, or where
-        the output is over and no token can end it: what is drawn there, after drafts, is thrown away.
+        """``[ceil(V / 32)]`` int32: what may come next; nothing after a failure.
+
+        None where the guide is lost or the output is over: what is drawn there, after drafts, is thrown away.
         """
         if self._mask is None and not self.is_lost:
             try:
@@ -102,11 +103,13 @@ class Guide:
             except GrammarFailure as failure:
                 self._failure = str(failure)
                 self._mask, self._is_over = np.zeros_like(self._context.selectable), False
-        return None if self._is_over and not self._ending_ids else self._mask
+        return None if self._is_over else self._mask
 
     def allows(self, token: int) -> bool:
-        """Whether the mask has this token."""
+        """Whether this token may come next."""
         mask = self.mask()
+        if self._is_over:
+            return token in self._ending_ids
         return mask is not None and bool(mask[token // 32] >> (token % 32) & 1)
 
     def advance(self, token: int) -> None:
