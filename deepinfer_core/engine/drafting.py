@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -43,10 +43,13 @@ class Drafting:
     """An engine's drafts; :meth:`propose`, then the step, then :meth:`settle`.
 
     A drafter that fails is not asked again: samples go on without it, and say the same.
+
+    blame: notes on an exception which plugin it comes from.
     """
 
-    def __init__(self, worker: Worker, config: SpeculationConfig) -> None:
+    def __init__(self, worker: Worker, config: SpeculationConfig, blame: Callable[[BaseException], None]) -> None:
         self._worker = worker
+        self._blame = blame
         self._verifier: Verifier = make_verifier(config.verifier, worker.sampler)
         self._length: DraftLength = AdaptiveLength() if config.speculate == "auto" else FixedLength(worker.num_drafts)
         self._calibration = Calibration()
@@ -73,7 +76,8 @@ class Drafting:
         picks = _Picks(wanted, self._verifier)
         try:
             token_ids, confidences = self._propose(wanted, picks)
-        except Exception:
+        except Exception as error:
+            self._blame(error)
             logger.exception("the drafter failed; speculation is off from here on")
             self.is_active = False
             return {}

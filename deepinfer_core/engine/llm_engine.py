@@ -86,7 +86,9 @@ class LLMEngine:
         self.tokenizer = self._load_tokenizer()
         self._processors = self.manager.named("logits_processor")
         self.worker = Worker(config, self.manager, self.hf_config, self.tokenizer)
-        self._drafting = Drafting(self.worker, config.speculation) if self.worker.num_drafts else None
+        self._drafting = (
+            Drafting(self.worker, config.speculation, self.manager.blame) if self.worker.num_drafts else None
+        )
         self.eos_token_ids = self._eos_token_ids()
         self.scheduler = self._make_scheduler()
         self._grammars = GrammarAdmission(

@@ -75,6 +75,9 @@ class FakeSpeculator:
     def num_drafts(self, config: Any) -> int:
         return NUM_DRAFTS
 
+    def fail(self, batch: DraftBatch, pick: Pick) -> Proposal:
+        raise RuntimeError("out of ideas")
+
     def build(self, config: Any, model: Any, context: Any) -> FakeDrafter:
         assert context.rollback >= 1
         return FakeDrafter(self)

@@ -134,6 +134,16 @@ def test_a_drafter_that_changes_what_was_picked_is_left_out_where_it_matters(
     assert "must be the token that was picked" in caplog.text
 
 
+def test_the_error_of_a_drafter_names_its_plugin(speculator: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(DATA, speculate=5, plugins=[speculator], disable_log_stats=True) as llm:
+        speculator.proposal = speculator.fail
+        try:
+            tokens_of(llm)
+        finally:
+            speculator.proposal = None
+    assert "FakeSpeculator" in caplog.text.partition("RuntimeError: out of ideas")[2]
+
+
 def test_every_row_is_observed(make_llm: Callable[..., LLM], speculator: Any) -> None:
     llm = make_llm(5, fake=True)
     speculator.guess = lambda tokens: [1, 2]
