@@ -50,13 +50,13 @@ def test_everything_that_tells_of_plugins_agrees(
 
     listed = printed(capsys, "plugins", "list", "--config", str(config))
     assert printed(capsys, "env", "--config", str(config))["plugins"] == listed
-    # A listing looks neither at the machine nor at a checkpoint, which decide about these two.
-    decided = [row for row in rows if row.seam in ("backend", "model")]
-    assert [row for row in listed if row["seam"] not in ("backend", "model")] == [
+    # A listing looks neither at the machine nor at a checkpoint, which decide about these three.
+    decided = [row for row in rows if row.seam in ("backend", "model", "speculator")]
+    assert [row for row in listed if row["seam"] not in ("backend", "model", "speculator")] == [
         attrs.asdict(row) for row in rows if row not in decided
     ]
     same = ("name", "seam", "component", "distribution", "version")
-    assert {tuple(row[key] for key in same) for row in listed if row["seam"] in ("backend", "model")} == {
+    assert {tuple(row[key] for key in same) for row in listed if row["seam"] in ("backend", "model", "speculator")} == {
         attrs.astuple(row)[:5] for row in decided
     }
 
