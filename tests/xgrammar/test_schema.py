@@ -204,3 +204,28 @@ def test_json_objects(outputs: Outputs, accepts: Accepts) -> None:
         assert isinstance(strict(text), dict)
     assert not accepts("[]", json_object=True)
     assert StructuredOutput(json_object=True).kind == "json_object"
+
+
+def test_strings_are_utf8(outputs: Outputs) -> None:
+    """No bytes of surrogates, however the library spells a set of characters; long strings end as well."""
+    import numpy as np
+
+    from deepinfer_core.interfaces.grammar import Vocabulary
+    from deepinfer_plugin_xgrammar.engine import XGrammar
+
+    vocabulary = Vocabulary((*[bytes([byte]) for byte in range(256)], b""), {}, (256,))
+    for fields in ({}, {"maxLength": 5}, {"maxLength": 100}, {"pattern": "^[^a]*$"}):
+        spec = StructuredOutput(json_schema={"type": "string", **fields})
+        matcher = XGrammar().compile(spec, vocabulary).matcher()
+        assert all(matcher.accept(byte) for byte in b'"\xed')
+        row = np.zeros(vocabulary.mask_words, np.int32)
+        matcher.fill_mask(row)
+        after = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        assert after[after < 256].tolist() == list(range(0x80, 0xA0))
+
+
+def test_lengths_beyond_the_last_that_has_escapes(accepts: Accepts) -> None:
+    for high, text in ((64, "\\n" * 64), (65, "n" * 65), (None, "x" * 70 + "\\n")):
+        schema = {"type": "string", "minLength": 64 if high else 70, **({"maxLength": high} if high else {})}
+        assert accepts(f'"{text}"', json_schema=schema) and not accepts(f'"{text[:20]}"', json_schema=schema)
+        assert high is None or not accepts(f'"{text}x"', json_schema=schema)

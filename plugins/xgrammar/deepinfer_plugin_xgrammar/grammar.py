@@ -113,6 +113,7 @@ class Rules:
     """Named rules, the first of which is ``root``."""
 
     rules: dict[str, Node] = attrs.field(factory=dict)
+    _shared: dict[Node, Ref] = attrs.field(factory=dict)
     _size: int = 0
     _num_names: int = 0
 
@@ -129,6 +130,12 @@ class Rules:
             raise ValueError(f"it makes a grammar of more than {MAX_SIZE} parts; make it smaller")
         self.rules[name] = node
         return Ref(name)
+
+    def share(self, node: Node) -> Ref:
+        """A rule for a node that may come again. The library works out the tokens of equal rules once."""
+        if node not in self._shared:
+            self._shared[node] = self.add(node)
+        return self._shared[node]
 
     def prune(self) -> None:
         """Leave out what has no finite text, so that no output can run into it.
@@ -195,7 +202,13 @@ def _spell_chars(which: CharSet) -> str:
     def one(code: int) -> str:
         return chr(code) if chr(code).isascii() and chr(code).isalnum() else _escape(code)
 
-    return "[" + "".join(one(low) if low == high else f"{one(low)}-{one(high)}" for low, high in which.ranges) + "]"
+    def ranges(of: CharSet) -> str:
+        return "".join(one(low) if low == high else f"{one(low)}-{one(high)}" for low, high in of.ranges)
+
+    outside = ~which
+    if len(outside.ranges) < len(which.ranges):  # what the library is much faster with; surrogates are in no set
+        return f"[^{ranges(outside)}{one(0xD800)}-{one(0xDFFF)}]"
+    return f"[{ranges(which)}]"
 
 
 def _spell(node: Node) -> str:

@@ -14,7 +14,7 @@ from deepinfer_plugin_xgrammar.schema.merge import TYPES, Schema, merge, types_o
 from deepinfer_plugin_xgrammar.schema.numbers import any_number, integers, numbers
 from deepinfer_plugin_xgrammar.schema.references import References
 from deepinfer_plugin_xgrammar.schema.scalars import are_disjoint, bounds, check_type, count, is_of
-from deepinfer_plugin_xgrammar.schema.strings import CHARACTER, literal, quoted, string
+from deepinfer_plugin_xgrammar.schema.strings import any_string, literal, string
 
 #: Schemas visited in one request, those that references and merging repeat included.
 _MOST_VISITS: Final = 20_000
@@ -75,11 +75,11 @@ class Converter:
         """Any JSON value."""
         if self._any is None:
             self._any = Ref(self.rules.fresh_name())
-            key = self.rules.add(quoted(repeat(CHARACTER, 0, None)))
+            key = self.rules.share(any_string(self.rules))
             options = [
                 containers.object_of(self, [], (key, True), 0, None, "#"),
                 containers.array_of(self, [], True, 0, None, "#"),
-                key, any_number(), Text("true"), Text("false"), Text("null"),
+                key, self.rules.share(any_number()), Text("true"), Text("false"), Text("null"),
             ]  # fmt: skip
             self.rules.add(alt(options), self._any.name)
         return self._any
@@ -156,9 +156,13 @@ class Converter:
         if name == "string":
             low, high = count(said, "minLength", where) or 0, count(said, "maxLength", where)
             pattern, format = (check_type(said, key, str, "text", where) for key in ("pattern", "format"))
-            return string(low, high, pattern, format) if high is None or low <= high else NEVER
+            return (
+                self.rules.share(string(self.rules, low, high, pattern, format))
+                if high is None or low <= high
+                else NEVER
+            )
         if name in ("integer", "number"):
-            return _number(name, said, where)
+            return self.rules.share(_number(name, said, where))
         return containers.array(self, said, where) if name == "array" else containers.object(self, said, where)
 
 

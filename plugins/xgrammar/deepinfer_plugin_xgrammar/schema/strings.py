@@ -6,11 +6,12 @@ import json
 from typing import Final
 
 from deepinfer_plugin_xgrammar.charset import ANY, CharSet
-from deepinfer_plugin_xgrammar.grammar import Node, Text, alt, chars, repeat, seq
+from deepinfer_plugin_xgrammar.grammar import Node, Ref, Rules, Text, alt, chars, repeat, seq
 from deepinfer_plugin_xgrammar.patterns import Pattern
 
 _CONTROL: Final = CharSet.of([(0, 0x1F)])
 _ESCAPED: Final = _CONTROL | CharSet.characters('"\\')
+_REST: Final = "string_rest"
 #: Characters that stand for themselves inside quotes.
 PLAIN: Final = ANY - _ESCAPED
 
@@ -22,13 +23,12 @@ _UNICODE_ESCAPE: Final = alt(
         seq(chars(CharSet.characters("dD")), chars(CharSet.characters("01234567")), _HEX, _HEX),
     ]
 )
-#: One character of a string that may have any.
-CHARACTER: Final = alt(
-    [
-        chars(PLAIN),
-        seq(Text("\\"), alt([chars(CharSet.characters('"\\/bfnrt')), seq(Text("u"), _UNICODE_ESCAPE)])),
-    ]
-)
+_ESCAPE: Final = alt([chars(CharSet.characters('"\\/bfnrt')), seq(Text("u"), _UNICODE_ESCAPE)])
+_QUOTE: Final = Text('"')
+
+#: Strings of a bounded length have escapes up to this length. Each character then is a rule of its own, whose tokens
+#: are worked out beforehand; counted in a repetition, escapes would make every mask a search of the vocabulary.
+MAX_ESCAPED_LENGTH: Final = 64
 
 #: What formats look like. Other formats are annotations, as JSON Schema has it.
 _DATE: Final = (
@@ -68,7 +68,7 @@ def quoted(content: Node) -> Node:
     return seq(Text('"'), content, Text('"'))
 
 
-def string(low: int, high: int | None, pattern: str | None, format: str | None) -> Node:
+def string(rules: Rules, low: int, high: int | None, pattern: str | None, format: str | None) -> Node:
     """A string of ``low`` to ``high`` characters, with a match of a pattern somewhere, or of a known format.
 
     Raises ValueError for combinations that are not supported.
@@ -81,7 +81,34 @@ def string(low: int, high: int | None, pattern: str | None, format: str | None) 
     if format in FORMATS:
         parsed = Pattern(f"^{FORMATS[format]}$", character_of)
         return quoted(parsed.whole() if (low, high) == (0, None) else parsed.of_length(low, high))
-    return quoted(repeat(CHARACTER, low, high))
+    return _of_length(rules, low, high)
+
+
+def any_string(rules: Rules) -> Node:
+    """Any string."""
+    return seq(_QUOTE, _rest(rules))
+
+
+def _rest(rules: Rules) -> Ref:
+    """The rest of any string, its closing quote included."""
+    if _REST not in rules.rules:
+        rules.add(alt([_QUOTE, *_character_then(rules, Ref(_REST))]), _REST)
+    return Ref(_REST)
+
+
+def _character_then(rules: Rules, rest: Node) -> list[Node]:
+    return [seq(chars(PLAIN), rest), seq(Text("\\"), rules.share(_ESCAPE), rest)]
+
+
+def _of_length(rules: Rules, low: int, high: int | None) -> Node:
+    if max(low, high or 0) > MAX_ESCAPED_LENGTH:
+        body = repeat(chars(PLAIN), low, low if high is None else high)
+        return seq(_QUOTE, body, _rest(rules) if high is None else _QUOTE)
+    rest: Node = _rest(rules) if high is None else _QUOTE
+    for place in range((low if high is None else high) - 1, -1, -1):
+        ends = [_QUOTE] if place >= low else []
+        rest = rules.share(alt([*ends, *_character_then(rules, rest)]))
+    return seq(_QUOTE, rest)
 
 
 def name_other_than(names: frozenset[str]) -> Node:
