@@ -14,12 +14,10 @@ from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.interfaces.model import Architecture
 from deepinfer_core.interfaces.multimodal import Encoder, Multimodal, PreparedItem
 from deepinfer_core.model_loader import materialize
-from deepinfer_core.testing.checkpoints import write_toy_checkpoint
-from deepinfer_core.testing.kernels import cpu_backend, same_bits
+from deepinfer_core.testing.beside_model import BesideModelSuite
+from deepinfer_core.testing.kernels import same_bits
 from deepinfer_core.testing.model import load_model
 from deepinfer_core.testing.protocols import problems
-from deepinfer_core.testing.suite import Suite
-from deepinfer_core.testing.toy import ToyArchitecture
 
 #: What a prompt may hold, whoever sent it.
 HOSTILE: tuple[Any, ...] = (
@@ -39,27 +37,12 @@ HOSTILE: tuple[Any, ...] = (
 )
 
 
-class MultimodalSuite(Suite):
+class MultimodalSuite(BesideModelSuite):
     """Set :attr:`items`; a component of a certain architecture also overrides ``architecture`` and ``checkpoint``."""
 
     seam = "multimodal"
     items: ClassVar[Sequence[tuple[str, Any]]] = ()
     """``(modality, item)`` of at least two different items that the component takes."""
-
-    @pytest.fixture
-    def architecture(self) -> Architecture:
-        """The model's component."""
-        return ToyArchitecture()
-
-    @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        """The folder of a checkpoint of it."""
-        return write_toy_checkpoint(tmp_path / "checkpoint")
-
-    @pytest.fixture
-    def backend(self) -> Backend:
-        """Where the encoder runs."""
-        return cpu_backend()
 
     @pytest.fixture
     def loaded(self, architecture: Architecture, checkpoint: Path, backend: Backend) -> Any:

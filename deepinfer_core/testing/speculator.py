@@ -17,13 +17,10 @@ from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.interfaces.model import Architecture, Model, ModelContext
 from deepinfer_core.interfaces.speculator import DraftBatch, Drafter, Pick, Proposal, Speculator
 from deepinfer_core.model_loader import CheckpointIndex, load_weights
-from deepinfer_core.testing.checkpoints import write_toy_checkpoint
-from deepinfer_core.testing.kernels import cpu_backend
+from deepinfer_core.testing.beside_model import BesideModelSuite
 from deepinfer_core.testing.model import load_model
 from deepinfer_core.testing.protocols import problems
 from deepinfer_core.testing.sequences import Chunk, Sequences
-from deepinfer_core.testing.suite import Suite
-from deepinfer_core.testing.toy import ToyArchitecture
 
 
 def greedy(depth: int, logits: Tensor) -> Tensor:
@@ -72,7 +69,7 @@ class Drafting:
         )
 
 
-class SpeculatorSuite(Suite):
+class SpeculatorSuite(BesideModelSuite):
     """Proposals follow from a sequence's own past, and drafting leaves no trace.
 
     A toy model without a drafter of its own is drafted for. A speculator that needs more overrides the fixtures
@@ -80,21 +77,6 @@ class SpeculatorSuite(Suite):
     """
 
     seam = "speculator"
-
-    @pytest.fixture
-    def architecture(self) -> Architecture:
-        """The model's component."""
-        return ToyArchitecture()
-
-    @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        """The folder of a checkpoint, the drafter's weights included."""
-        return write_toy_checkpoint(tmp_path / "checkpoint")
-
-    @pytest.fixture
-    def backend(self) -> Backend:
-        """Where they run."""
-        return cpu_backend()
 
     @pytest.fixture
     def drafting(
