@@ -56,8 +56,8 @@ void distribute(const Array<std::int64_t>& offsets, const Array<T>& values, cons
   for (py::ssize_t i = 0; i < count; ++i) rows[i].edits.*place = {data + bounds[i], data + bounds[i + 1]};
 }
 
-// One per row, None for a row without.
-using Masks = std::vector<std::optional<Array<std::int32_t>>>;
+// (which [R], words [M, W]): row i's mask is words[which[i]]; -1 for a row without.
+using Masks = std::tuple<Array<std::int32_t>, Array<std::int32_t>>;
 
 // What edits the logits of a step; None where no row has any.
 struct EditColumns {
@@ -86,15 +86,16 @@ struct EditColumns {
 
  private:
   void apply_masks(std::vector<SamplingRow>& rows) const {
-    if (masks->size() != rows.size()) {
-      throw std::invalid_argument("masks must have " + std::to_string(rows.size()) + " entries, got " +
-                                  std::to_string(masks->size()));
-    }
+    const auto& [which, words] = *masks;
+    const std::int32_t* places = column(which, "masks", static_cast<py::ssize_t>(rows.size()));
+    if (words.ndim() != 2) throw std::invalid_argument("words of masks must have shape [M, W]");
+    const auto width = static_cast<std::size_t>(words.shape(1));
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto& mask = (*masks)[i];
-      if (!mask) continue;
-      const auto size = static_cast<std::size_t>(mask->size());
-      rows[i].edits.mask = {column(*mask, "mask", mask->size()), size};
+      if (places[i] < -1 || places[i] >= words.shape(0)) {
+        throw std::invalid_argument("masks must be numbers below " + std::to_string(words.shape(0)) + " or -1, got " +
+                                    std::to_string(places[i]));
+      }
+      if (places[i] >= 0) rows[i].edits.mask = {words.data(places[i], 0), width};
     }
   }
 
@@ -337,8 +338,8 @@ bias, seen, allowed and banned are tuples (offsets int64 [R + 1], ids int32, ...
 ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
 together. Without allowed ids a row may draw any. See LogitEdits for what they do.
 
-masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
-row may draw. Empty masks count as None.
+masks: (which int32 [R], words int32 [M, ceil(V / 32)]): bit t % 32 of words[which[i], t // 32] is set for a token t that
+row i may draw; -1 for a row without.
 
 proposed is a tuple (tokens int32 [R], -1 for none; offsets int64 [R + 1]; ids int32, rising; probabilities float64),
 the tokens to accept or replace and the distributions they were drawn from, as propose() returns them.

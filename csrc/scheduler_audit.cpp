@@ -29,6 +29,7 @@ std::string_view label(SkipReason reason) noexcept {
     case SkipReason::no_free_slot: return "no_free_slot";
     case SkipReason::after_preemption: return "after_preemption";
     case SkipReason::shared_prompt: return "shared_prompt";
+    case SkipReason::in_flight: return "in_flight";
   }
   return "";
 }
@@ -42,6 +43,7 @@ std::string Scheduler::explain(Handle handle) const {
     return state + ": ended after " + to_string(sequence.num_output()) + " output tokens";
   }
   if (is_running(sequence.state())) return state + ": " + explain_running(sequence);
+  if (sequence.state() == SequenceState::held) return state + ": waits for something outside the scheduler";
   return state + ": " + explain_waiting(sequence);
 }
 
@@ -51,7 +53,7 @@ std::string Scheduler::explain_waiting(const Sequence& sequence) const {
   auto head = waiting_.begin();
   for (; awaits_prompt(*head->second) && !admission_obstacle(1, claims); ++head) {
     if (head->second == &sequence) {
-      return "waits for the prompt that it shares, which another sample of its request is computing";
+      return "waits for the prompt that it shares, which another completion of its request is computing";
     }
     claim_fork(*head->second, claims);
   }
@@ -109,6 +111,7 @@ std::string Scheduler::explain_running(const Sequence& sequence) const {
     return text + "earlier rows used up the " + to_string(options_.max_num_batched_tokens) +
            " tokens of max_num_batched_tokens";
   }
+  if (last->second == SkipReason::in_flight) return text + "what comes next depends on a step under way";
   return text + "no page was free; " + to_string(pages_.num_free()) + " of " +
          to_string(pages_.num_usable()) + " are free now";
 }
@@ -125,11 +128,12 @@ void Scheduler::audit() const {
     audit_progress(*sequence);
     rows += sequence->in_flight();
   }
-  if (rows > options_.max_num_batched_tokens)
+  if (rows > options_.max_num_batched_tokens * static_cast<int64_t>(std::max<size_t>(outstanding_.size(), 1)))
     broken(to_string(rows) + " rows are in flight, over the budget");
-  const size_t planned = outstanding_ ? outstanding_->token_ids.size() : 0;
+  size_t planned = 0;
+  for (const Outstanding& outstanding : outstanding_) planned += outstanding.plan->token_ids.size();
   if (static_cast<size_t>(rows) != planned) {
-    broken(to_string(rows) + " rows are in flight, the outstanding plan has " + to_string(planned));
+    broken(to_string(rows) + " rows are in flight, the outstanding plans have " + to_string(planned));
   }
 }
 
@@ -150,29 +154,33 @@ void Scheduler::audit_queues() const {
       broken(name_of(*sequence) + " is in the waiting queue");
     }
   }
+  for (const auto& [handle, sequence] : held_) {
+    if (sequence->state() != SequenceState::held) broken(name_of(*sequence) + " is among those held");
+  }
   for (const Sequence* sequence : retired_) {
     if (!sequence->finished()) broken(name_of(*sequence) + " is retired");
   }
   const std::unordered_set<const Sequence*> unreported(unreported_.begin(), unreported_.end());
   if (unreported.size() != unreported_.size()) broken("a request has two terminal events");
   for (const auto& [handle, sequence] : sequences_) {
-    if (unreported.contains(sequence.get()) != (sequence->finished() && !sequence->reported)) {
+    if (sequence->finished() ? !sequence->reported && !unreported.contains(sequence.get())
+                             : sequence->reported || unreported.contains(sequence.get())) {
       broken(name_of(*sequence) + " has a terminal event lost or too many");
     }
   }
   // Each queue holds only its own states, so equal totals mean that everyone is in exactly one queue.
-  if (running_.size() + waiting_.size() + retired_.size() != sequences_.size()) {
-    broken(to_string(running_.size()) + " running, " + to_string(waiting_.size()) + " waiting and " +
+  if (running_.size() + waiting_.size() + held_.size() + retired_.size() != sequences_.size()) {
+    broken(to_string(running_.size()) + " running, " + to_string(waiting_.size() + held_.size()) + " waiting and " +
            to_string(retired_.size()) + " retired requests do not add up to " + to_string(sequences_.size()));
   }
   size_t num_live = 0;
   for (const auto& [id, count] : live_ids_) num_live += static_cast<size_t>(count);
-  if (running_.size() + waiting_.size() != num_live) {
-    broken(to_string(num_live) + " samples are live by their ids, but " +
-           to_string(running_.size() + waiting_.size()) + " wait or run");
+  if (running_.size() + waiting_.size() + held_.size() != num_live) {
+    broken(to_string(num_live) + " sequences are live by their ids, but " +
+           to_string(running_.size() + waiting_.size() + held_.size()) + " wait or run");
   }
   for (const Sequence* source : sources_) {
-    if (source->num_computed() != source->prompt_length() || !source->slot) {
+    if (source->num_scheduled() != source->prompt_length() || !source->slot) {
       broken(name_of(*source) + " is to be forked, but does not hold exactly its prompt");
     }
   }
@@ -204,9 +212,11 @@ void Scheduler::audit_resources() const {
 void Scheduler::audit_progress(const Sequence& sequence) const {
   const std::string name = name_of(sequence);
   const auto held = static_cast<int64_t>(sequence.pages.size());
-  if (sequence.num_scheduled() - sequence.drafts_in_flight() > sequence.num_tokens() ||
-      sequence.num_computed() < 0 || sequence.drafts_in_flight() < 0 ||
-      sequence.in_flight() < sequence.drafts_in_flight()) {
+  // Of the pending tokens all but the newest may be in flight themselves.
+  const int64_t computable = sequence.num_tokens() + std::max<int64_t>(sequence.num_pending() - 1, 0);
+  if (sequence.num_scheduled() - sequence.drafts_in_flight() > computable || sequence.num_computed() < 0 || sequence.drafts_in_flight() < 0 ||
+      sequence.in_flight() < sequence.drafts_in_flight() || sequence.num_pending() < 0 ||
+      sequence.num_pending() > static_cast<int64_t>(outstanding_.size())) {
     broken(name + " has " + to_string(sequence.num_tokens()) + " tokens, " +
            to_string(sequence.num_computed()) + " computed and " + to_string(sequence.in_flight()) +
            " in flight");

@@ -16,6 +16,8 @@ constexpr unsigned kTerminal =
 // Successors of each state. A sequence without output cannot stop or reach its length, and terminal states
 // are final. A stop string may be found after the sequence was preempted, hence preempted -> finished_stop.
 constexpr unsigned kSuccessors[kNumSequenceStates] = {
+    // What was held may turn out to be whole before anything is computed.
+    /* held       */ bit(waiting) | bit(finished_stop) | bit(finished_aborted) | bit(finished_error),
     /* waiting    */ bit(prefilling) | bit(finished_aborted) | bit(finished_error),
     /* prefilling */ bit(decoding) | bit(preempted) | bit(finished_stop) | bit(finished_aborted) |
         bit(finished_error),
@@ -25,8 +27,8 @@ constexpr unsigned kSuccessors[kNumSequenceStates] = {
 };
 
 constexpr std::string_view kLabels[kNumSequenceStates] = {
-    "waiting",       "prefilling",      "decoding",         "preempted",
-    "finished_stop", "finished_length", "finished_aborted", "finished_error",
+    "held",      "waiting",       "prefilling",      "decoding",
+    "preempted", "finished_stop", "finished_length", "finished_aborted", "finished_error",
 };
 
 }  // namespace
@@ -52,7 +54,7 @@ Sequence::Sequence(Handle handle, std::string request_id, std::span<const int32_
     : handle_(handle),
       group_(group),
       request_id_(std::move(request_id)),
-      tokens_(prompt.begin(), prompt.end()),
+      tokens_(prompt),
       prompt_length_(static_cast<int64_t>(prompt.size())),
       limits_(std::move(limits)) {}
 
@@ -64,14 +66,41 @@ void Sequence::transition(SequenceState to) {
   state_ = to;
 }
 
+bool Sequence::stops_at(int32_t token, int64_t num_output) const noexcept {
+  const auto& stops = limits_.stop_token_ids;
+  return num_output > limits_.min_tokens && std::find(stops.begin(), stops.end(), token) != stops.end();
+}
+
 std::optional<SequenceState> Sequence::append(int32_t token) {
   tokens_.push_back(token);
-  const auto& stops = limits_.stop_token_ids;
-  if (num_output() > limits_.min_tokens && std::find(stops.begin(), stops.end(), token) != stops.end()) {
-    return finished_stop;
-  }
+  if (sampling && sampling->counts) sampling->counts->append(token);
+  if (stops_at(token, num_output())) return finished_stop;
   if (num_tokens() >= limits_.max_length) return finished_length;
   return std::nullopt;
+}
+
+int64_t Sequence::num_useful(std::span<const int32_t> drafts) const noexcept {
+  // Beside the drafts there is a token of the last row's own.
+  const auto room = static_cast<size_t>(std::max<int64_t>(max_length() - num_tokens() - 1, 0));
+  const size_t most = std::min(room, drafts.size());
+  for (size_t i = 0; i < most; ++i) {
+    if (drafts[i] < 0) return static_cast<int64_t>(i);
+    if (stops_at(drafts[i], num_output() + static_cast<int64_t>(i) + 1)) return static_cast<int64_t>(i) + 1;
+  }
+  return static_cast<int64_t>(most);
+}
+
+void DraftCounts::add(int64_t num_drafts, int64_t num_accepted) {
+  ++num_verifications;
+  const auto depth = static_cast<size_t>(num_drafts);
+  if (drafted.size() < depth) {
+    drafted.resize(depth);
+    accepted.resize(depth);
+  }
+  for (size_t i = 0; i < depth; ++i) {
+    ++drafted[i];
+    accepted[i] += static_cast<int64_t>(i) < num_accepted;
+  }
 }
 
 void Sequence::release_resources() noexcept {

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 
 class SequenceState(StrEnum):
-    """State of a request, as `Scheduler.state(handle)` returns it."""
+    """State of a sequence, as `Scheduler.state(handle)` returns it."""
 
+    HELD = "held"
     WAITING = "waiting"
     PREFILLING = "prefilling"
     DECODING = "decoding"

@@ -74,10 +74,10 @@ class Sequences:
         self.seen: dict[str, torch.Tensor] = {}
         """What the tap saw of the last forward."""
 
-    def add(self, name: str, tokens: list[int], max_tokens: int = 1000, num_samples: int = 1) -> int:
+    def add(self, name: str, tokens: list[int], max_tokens: int = 1000, num_completions: int = 1) -> int:
         """Queue a sequence, or several samples of it; returns its handle."""
         ids = np.asarray(tokens, np.int32)
-        return int(self.scheduler.submit(name, ids, max_tokens=max_tokens, num_samples=num_samples))
+        return int(self.scheduler.submit(name, ids, max_tokens=max_tokens, num_completions=num_completions))
 
     def step(self, following: dict[int, int] | None = None) -> tuple[_C.StepPlan, dict[int, torch.Tensor]]:
         """One step: its plan, and logits ``[rows, vocab]`` of every sequence in it.

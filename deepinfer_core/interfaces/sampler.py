@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -13,82 +14,80 @@ if TYPE_CHECKING:
     import torch
 
     from deepinfer_core.interfaces.logits_processor import RowContext
-    from deepinfer_core.sampling_params import SamplingParams
 
-
-_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
-_NO_VALUES: NDArray[np.float32] = np.empty(0, np.float32)
-
-
-@attrs.frozen(slots=True, eq=False)
-class LogitEdits:
-    """What is done to a row's logits before anything is drawn, in the order of the fields; greedy or not.
-
-    The ids of each array, int32, are distinct.
-
-    bias_ids, bias: float32 that is added to the logits of these ids.
-    repetition_penalty: positive logits of ``seen_ids`` are divided by it, others multiplied.
-    frequency_penalty, presence_penalty: the first times the count, and the second where the count is not 0, are
-        taken from the logits of ``seen_ids``.
-    seen_ids, seen_counts: tokens of the prompt or the output, and how often the output has each, int32.
-    allowed: unless empty, the only ids that may be drawn.
-    banned: ids that must not be drawn.
-    """
-
-    bias_ids: NDArray[np.int32] = _NO_IDS
-    bias: NDArray[np.float32] = _NO_VALUES
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    seen_ids: NDArray[np.int32] = _NO_IDS
-    seen_counts: NDArray[np.int32] = _NO_IDS
-    allowed: NDArray[np.int32] = _NO_IDS
-    banned: NDArray[np.int32] = _NO_IDS
+#: One list of ids per row, end to end: ``(offsets [R + 1] int64, ids int32)``; row i's are
+#: ``ids[offsets[i]:offsets[i + 1]]``, all distinct.
+IdLists = tuple[NDArray[np.int64], NDArray[np.int32]]
+#: The same with a value for each id.
+ValueLists = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]
 
 
 @attrs.frozen(slots=True, eq=False)
-class ProposedToken:
-    """A token drawn from another distribution than the row's.
+class Proposals:
+    """Tokens drawn from other distributions than their rows', one per row.
 
-    token_ids, probabilities: the tokens that could have been drawn, ``[K]`` int32 rising, and with what probability,
-        ``[K]`` float64, above 0 and 1 in sum.
+    Row i's could have been any of ``ids[offsets[i]:offsets[i + 1]]``, with these probabilities.
     """
 
-    token: int
-    token_ids: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    """``[R]``; -1 where there is none."""
+    offsets: NDArray[np.int64]
+    """``[R + 1]``."""
+    ids: NDArray[np.int32]
+    """Rising within a row."""
     probabilities: NDArray[np.float64]
-
-    @classmethod
-    def certain(cls, token: int) -> Self:
-        """One that nothing else could have been drawn for."""
-        return cls(token, np.array([token], np.int32), np.ones(1))
+    """Above 0, 1 in sum within a row."""
 
 
-@attrs.frozen(slots=True, eq=False)
-class SamplingRow:
-    """What one row is sampled by; :class:`deepinfer_core.sampling.SamplingState` makes it from a request.
+@attrs.frozen(slots=True, eq=False, kw_only=True)
+class SamplingBatch:
+    """What R rows are sampled by: one column per parameter. Columns that no row needs are None.
 
-    params: temperature, filters and logprobs. All that edits logits is in ``edits`` already.
-    seed: the request's seed, in [0, 2**64); never None (``SamplingParams.resolve_seed``).
-    position: absolute position of the token being drawn; the prompt's first token is at 0.
-    edits: None for none.
-    forced: the token to report as drawn, with its logprobs; None: draw.
-    proposed: unless None, the token is its token with probability min(1, p / q), p and q being the probabilities
-        that the row's and its own distribution give it, and otherwise drawn with probabilities in proportion to
-        what p exceeds q by; so it is distributed as the row's. Only for a :class:`DraftingSampler`.
-    context: what logits_processor components see of the request; None where none acts on it.
-    mask: ``[ceil(V / 32)]`` int32: only tokens t with bit ``t % 32`` of word ``t // 32`` set may be drawn, beside what
-        ``edits`` excludes; bits beyond V mean nothing. None: no mask.
+    What is done to a row's logits, greedy or not, is in this order: ``bias``, repetition, frequency and presence
+    penalty, ``allowed``, ``banned``, ``masks``. Nothing in a batch may be changed; ``attrs.evolve`` makes another one.
     """
 
-    params: SamplingParams
-    seed: int
-    position: int
-    edits: LogitEdits | None = None
-    forced: int | None = None
-    context: RowContext | None = None
-    mask: NDArray[np.int32] | None = None
-    proposed: ProposedToken | None = None
+    temperature: NDArray[np.float64]
+    """``[R]``; 0: the largest logit is taken."""
+    top_k: NDArray[np.int32]
+    """``[R]``; 0 or -1: all."""
+    top_p: NDArray[np.float64]
+    """``[R]``."""
+    min_p: NDArray[np.float64]
+    """``[R]``."""
+    seed: NDArray[np.uint64]
+    """``[R]``, the requests' seeds."""
+    position: NDArray[np.int64]
+    """``[R]``, absolute positions of the tokens being drawn; a prompt's first token is at 0."""
+    num_logprobs: NDArray[np.int32]
+    """``[R]``; -1: none; 0: the drawn token's; N: those of the N most likely tokens too."""
+    processed_logprobs: NDArray[np.bool_]
+    """``[R]``, whether logprobs are of what is drawn from, rather than of the logits as given."""
+    forced: NDArray[np.int32] | None = None
+    """``[R]``, the token to report as drawn, with its logprobs; -1: draw."""
+    bias: ValueLists | None = None
+    """float32 that is added to the logits of these ids."""
+    seen: ValueLists | None = None
+    """Tokens of the prompt or the output, and how often the output has each, int32. Goes with ``penalties``."""
+    penalties: NDArray[np.float64] | None = None
+    """``[R, 3]`` repetition, frequency, presence: positive logits of ``seen`` ids are divided by the first, others
+    multiplied; the second times the count, and the third where the count is not 0, are taken from them."""
+    allowed: IdLists | None = None
+    """Unless a row's list is empty, the only ids that may be drawn."""
+    banned: IdLists | None = None
+    """Ids that must not be drawn."""
+    masks: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+    """``(which [R], words [M, ceil(V / 32)])`` int32: of a row with ``which`` m, not -1, only tokens t with bit
+    ``t % 32`` of ``words[m, t // 32]`` set may be drawn; bits beyond V mean nothing."""
+    proposed: Proposals | None = None
+    """Where a row has a proposal, its token is that one with probability min(1, p / q), p and q being the
+    probabilities that the row's and the proposal's distribution give it, and otherwise drawn with probabilities in
+    proportion to what p exceeds q by; so it is distributed as the row's. Only for a :class:`DraftingSampler`."""
+    contexts: Mapping[int, RowContext] = MappingProxyType({})
+    """By row, what logits_processor components see of its request; rows on which none acts are not there."""
+
+    def __len__(self) -> int:
+        return len(self.position)
 
 
 @attrs.frozen(eq=False)
@@ -119,12 +118,12 @@ class Sampler(Protocol):
     neighbours, on its place in the batch, or on earlier calls.
 
     A sampler that changes one thing can leave the others to :class:`deepinfer_core.sampling.DefaultSampler`: with
-    ``attrs.evolve`` it gives rows other ``edits``, such as what it keeps as ``allowed``, and passes them on. What a
-    row's edits make of its logits is :func:`deepinfer_core.sampling.edited_logits`.
+    ``attrs.evolve`` it gives the batch other columns, such as what it keeps as ``allowed``, and passes it on. What a
+    row's columns make of its logits is :func:`deepinfer_core.sampling.edited_logits`.
     """
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
-        """``logits``: ``[R, V]`` float32, left unchanged. One entry of ``rows`` per row."""
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
+        """``logits``: ``[R, V]`` float32, left unchanged; the batch has as many rows."""
         ...
 
 
@@ -132,12 +131,10 @@ class Sampler(Protocol):
 class DraftingSampler(Sampler, Protocol):
     """A sampler that can also draw drafts by rejection's rules; the others verify drafts by comparison only."""
 
-    def propose(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], max_candidates: int
-    ) -> Sequence[ProposedToken | None]:
-        """Draw from a drafter's logits, ``[R, V]`` float32, left unchanged; None where nothing can be drawn.
+    def propose(self, logits: torch.Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
+        """Draw from a drafter's logits, ``[R, V]`` float32, left unchanged.
 
         Each token is drawn by its row, with randomness that :meth:`sample` does not use, of at most
-        ``max_candidates`` tokens, the most likely ones; 0: no limit.
+        ``max_candidates`` tokens, the most likely ones; 0: no limit. -1 where nothing can be drawn.
         """
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from deepinfer_core.sampling.sampler import DefaultSampler
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core.interfaces.sampler import ProposedToken, Sampler, SamplerOutput, SamplingRow
+    from deepinfer_core.interfaces.sampler import Proposals, Sampler, SamplerOutput, SamplingBatch
 
 
 def checked(sampler: Sampler) -> Sampler:
     """The sampler, with its outputs checked; the core's own as it is."""
-    if isinstance(sampler, DefaultSampler):
+    if type(sampler) is DefaultSampler:  # a subclass is somebody else's code
         return sampler
     return CheckedDraftingSampler(sampler) if isinstance(sampler, DraftingSampler) else CheckedSampler(sampler)
 
@@ -30,10 +29,10 @@ class CheckedSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """See the protocol. Raises PluginError for an output that breaks it."""
-        output = self._sampler.sample(logits, rows)
-        problem = _problem(output, len(rows), int(logits.shape[1]))
+        output = self._sampler.sample(logits, batch)
+        problem = _problem(output, len(batch), int(logits.shape[1]))
         if problem is not None:
             cls = type(self._sampler)
             raise PluginError(f"the sampler {cls.__module__}.{cls.__qualname__} returned a wrong output: {problem}")
@@ -45,11 +44,9 @@ class CheckedDraftingSampler(CheckedSampler):
 
     _sampler: DraftingSampler
 
-    def propose(
-        self, logits: Tensor, rows: Sequence[SamplingRow], max_candidates: int
-    ) -> Sequence[ProposedToken | None]:
+    def propose(self, logits: Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
         """See the protocol."""
-        return self._sampler.propose(logits, rows, max_candidates)
+        return self._sampler.propose(logits, batch, max_candidates)
 
 
 def _problem(output: Any, count: int, vocab_size: int) -> str | None:

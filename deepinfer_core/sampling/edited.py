@@ -1,44 +1,54 @@
-"""What a row's edits make of its logits, for samplers that have to see it."""
+"""What a batch makes of a row's logits, for samplers that have to see it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from deepinfer_core.interfaces.sampler import LogitEdits, SamplingRow
+    from deepinfer_core.interfaces.sampler import IdLists, SamplingBatch, ValueLists
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def edited_logits(logits: NDArray[np.float32], row: SamplingRow) -> NDArray[np.float32]:
+def edited_logits(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> NDArray[np.float32]:
     """A row's ``logits [V]`` after bias, penalties and masks, before temperature; -inf for what the masks exclude.
 
     A copy, and bit for bit what the core's sampler draws from.
     """
-    result, edits = logits.copy(), row.edits
-    if edits is not None:
-        result = _edited(result, edits)
-    if row.mask is not None:
-        bits = np.unpackbits(row.mask.astype("<i4").view(np.uint8), count=len(result), bitorder="little")
+    result = logits.copy()
+    if batch.bias is not None:
+        ids, bias = _list_of(batch.bias, row)
+        result[ids] = _rounded(result[ids].astype(np.float64) + bias)
+    if batch.seen is not None and batch.penalties is not None:
+        _penalize(result, *_list_of(batch.seen, row), batch.penalties[row])
+    if batch.allowed is not None and len(only := _list_of(batch.allowed, row)[0]):
+        kept = result[only]
+        result[:] = -np.inf
+        result[only] = kept
+    if batch.banned is not None:
+        result[_list_of(batch.banned, row)[0]] = -np.inf
+    if batch.masks is not None and (which := int(batch.masks[0][row])) >= 0:
+        words = batch.masks[1][which]
+        bits = np.unpackbits(words.astype("<i4").view(np.uint8), count=len(result), bitorder="little")
         result[bits == 0] = -np.inf
     return result
 
 
-def _edited(result: NDArray[np.float32], edits: LogitEdits) -> NDArray[np.float32]:
-    result[edits.bias_ids] = _rounded(result[edits.bias_ids].astype(np.float64) + edits.bias)
-    seen = result[edits.seen_ids].astype(np.float64)
-    seen = np.where(seen > 0, seen / edits.repetition_penalty, seen * edits.repetition_penalty)
-    taken = edits.frequency_penalty * edits.seen_counts + np.where(edits.seen_counts > 0, edits.presence_penalty, 0.0)
-    result[edits.seen_ids] = _rounded(seen - taken)
-    if len(edits.allowed):
-        only = np.full_like(result, -np.inf)
-        only[edits.allowed] = result[edits.allowed]
-        result = only
-    result[edits.banned] = -np.inf
-    return result
+def _list_of(lists: IdLists | ValueLists, row: int) -> list[NDArray[Any]]:
+    offsets, *columns = lists
+    return [column[offsets[row] : offsets[row + 1]] for column in columns]
+
+
+def _penalize(
+    result: NDArray[np.float32], ids: NDArray[np.int32], counts: NDArray[np.int32], penalties: NDArray[np.float64]
+) -> None:
+    repetition, frequency, presence = penalties.tolist()
+    seen = result[ids].astype(np.float64)
+    seen = np.where(seen > 0, seen / repetition, seen * repetition)
+    result[ids] = _rounded(seen - (frequency * counts + np.where(counts > 0, presence, 0.0)))
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core.interfaces.logits_processor import LogitsProcessor
-    from deepinfer_core.interfaces.sampler import ProposedToken, Sampler, SamplerOutput, SamplingRow
+    from deepinfer_core.interfaces.sampler import Proposals, Sampler, SamplerOutput, SamplingBatch
     from deepinfer_core.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -64,28 +64,24 @@ class ProcessedSampler:
         self._processors = dict(processors)
         self._native = _C.Sampler(num_threads=usable_cpus())
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """See the protocol. Raw logprobs are of the logits as given here."""
-        if all(row.context is None for row in rows):
-            return self._sampler.sample(logits, rows)
-        step = self._processed(logits, rows)
-        output = self._sampler.sample(step.logits, rows)
-        return attrs.evolve(self._with_raw_logprobs(output, logits, rows), errors={**output.errors, **step.errors})
+        if not batch.contexts:
+            return self._sampler.sample(logits, batch)
+        step = self._processed(logits, batch)
+        output = self._sampler.sample(step.logits, batch)
+        return attrs.evolve(self._with_raw_logprobs(output, logits, batch), errors={**output.errors, **step.errors})
 
-    def _processed(self, logits: Tensor, rows: Sequence[SamplingRow]) -> _Step:
-        step = _Step(logits, rows)
+    def _processed(self, logits: Tensor, batch: SamplingBatch) -> _Step:
+        step = _Step(logits, batch.contexts)
         for name, processor in self._processors.items():
             step.run(name, processor)
         return step
 
-    def _with_raw_logprobs(self, output: SamplerOutput, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    def _with_raw_logprobs(self, output: SamplerOutput, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """The sampler saw processed logits: replace the raw logprobs that it made of them."""
-        places = [
-            place
-            for place, (row, token) in enumerate(zip(rows, output.token_ids.tolist(), strict=True))
-            if row.context is not None and row.params.logprobs is not None
-            if row.params.logprobs_mode == "raw" and token >= 0
-        ]
+        is_raw = (batch.num_logprobs >= 0) & ~batch.processed_logprobs & (output.token_ids >= 0)
+        places = [place for place in batch.contexts if is_raw[place]]
         if not places:
             return output
         _, logprobs, ranks, offsets, top_ids, top_logprobs = self._native.score(
@@ -112,13 +108,11 @@ class ProcessedDraftingSampler(ProcessedSampler):
 
     _sampler: DraftingSampler
 
-    def propose(
-        self, logits: Tensor, rows: Sequence[SamplingRow], max_candidates: int
-    ) -> Sequence[ProposedToken | None]:
+    def propose(self, logits: Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
         """See the protocol."""
-        if any(row.context is not None for row in rows):
-            logits = self._processed(logits, rows).logits
-        return self._sampler.propose(logits, rows, max_candidates)
+        if batch.contexts:
+            logits = self._processed(logits, batch).logits
+        return self._sampler.propose(logits, batch, max_candidates)
 
 
 def _part(offsets: NDArray[np.int64], place: int) -> slice:
@@ -128,13 +122,11 @@ def _part(offsets: NDArray[np.int64], place: int) -> slice:
 class _Step:
     """One step's logits on their way through the components: a copy, ``errors`` by row."""
 
-    def __init__(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+    def __init__(self, logits: Tensor, contexts: Mapping[int, RowContext]) -> None:
         self.logits = logits.clone()
         self.errors: dict[int, str] = {}
         valid = _is_valid(logits).tolist()  # where the model's own logits are not, no component is to blame
-        self._contexts = {
-            place: row.context for place, row in enumerate(rows) if row.context is not None and valid[place]
-        }
+        self._contexts = {place: context for place, context in contexts.items() if valid[place]}
 
     def run(self, name: str, processor: LogitsProcessor) -> None:
         """Let one component act on the rows that name it; rows it spoils are left to fail in the sampler."""

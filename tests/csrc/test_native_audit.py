@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["block_manager.cpp", "sequence.cpp", "scheduler.cpp", "scheduler_audit.cpp"]
+SOURCES = ["block_manager.cpp", "sampling_state.cpp", "sequence.cpp", "scheduler.cpp", "scheduler_audit.cpp"]
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 

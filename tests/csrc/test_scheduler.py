@@ -31,6 +31,15 @@ def prompt(length: int, first: int = 100) -> np.ndarray[Any, np.dtype[np.int32]]
     return np.arange(first, first + length, dtype=np.int32)
 
 
+def drafts(lists: dict[int, list[int]]) -> tuple[Any, Any, Any]:
+    """As schedule() takes them."""
+    counts = np.array([len(each) for each in lists.values()], np.int32)
+    tokens = np.zeros((len(lists), int(counts.max(initial=0))), np.int32)
+    for row, each in zip(tokens, lists.values(), strict=True):
+        row[: len(each)] = each
+    return np.array([*lists], np.int64), counts, tokens
+
+
 def commit(scheduler: Scheduler, plan: StepPlan, token: int = 7) -> CommitReport:
     report = scheduler.commit(plan, np.full(plan.num_samples, token, np.int32))
     scheduler.audit()
@@ -400,9 +409,7 @@ def test_commit_accepts_each_plan_once_and_only_whole() -> None:
         s.submit("a", prompt(2), max_tokens=3)
     plan, foreign = scheduler.schedule(), other.schedule()
     one = np.array([1], np.int32)
-    with pytest.raises(RuntimeError, match="plan 0 is still outstanding"):
-        scheduler.schedule()
-    with pytest.raises(RuntimeError, match="not the outstanding one"):
+    with pytest.raises(RuntimeError, match="not the oldest outstanding one"):
         scheduler.commit(foreign, one)
     with pytest.raises(ValueError, match="samples 1 tokens, got 2"):
         scheduler.commit(plan, np.array([1, 2], np.int32))
@@ -515,7 +522,7 @@ def test_accepted_drafts_and_one_more_token_are_appended_in_one_step() -> None:
     scheduler = make(token_history=2)
     handle = scheduler.submit("a", prompt(3), max_tokens=20)
     step(scheduler, 50)
-    plan = scheduler.schedule({handle: [51, 52, 53], 99: [1]})
+    plan = scheduler.schedule(drafts({handle: [51, 52, 53], 99: [1]}))
     assert (plan.token_ids.tolist(), plan.positions.tolist()) == ([50, 51, 52, 53], [3, 4, 5, 6])
     assert (plan.num_tokens.tolist(), plan.num_drafts.tolist(), plan.num_samples) == ([4], [3], 1)
     assert (plan.history.tolist(), plan.new_pages.tolist()) == ([[101, 102]], [1])
@@ -534,7 +541,7 @@ def test_rejected_drafts_give_their_pages_back() -> None:
     handle = scheduler.submit("a", prompt(3), max_tokens=20)
     step(scheduler)
     free = scheduler.num_free_pages
-    plan = scheduler.schedule({handle: [1] * 9})
+    plan = scheduler.schedule(drafts({handle: [1] * 9}))
     assert plan.new_pages.tolist() == [3] and scheduler.num_free_pages == free - 3
     scheduler.commit(plan, np.array([7], np.int32), np.array([1], np.int32))
     scheduler.audit()
@@ -551,7 +558,7 @@ def test_what_follows_a_terminal_token_is_dropped() -> None:
         scheduler = make()
         handle = scheduler.submit("a", prompt(3), max_tokens=limit, stop_token_ids=stops)
         step(scheduler, 50)
-        plan = scheduler.schedule({handle: [1, 2, 3]})
+        plan = scheduler.schedule(drafts({handle: [1, 2, 3]}))
         report = scheduler.commit(plan, np.array(tokens, np.int32), np.array([4], np.int32))
         scheduler.audit()
         assert report.tokens.tolist() == kept
@@ -564,7 +571,7 @@ def test_nothing_is_drafted_past_the_longest_output() -> None:
     scheduler = make()
     handle = scheduler.submit("a", prompt(3), max_tokens=4)
     step(scheduler)
-    plan = scheduler.schedule({handle: [1] * 9})
+    plan = scheduler.schedule(drafts({handle: [1] * 9}))
     assert plan.num_drafts.tolist() == [2], "two drafts and one more token end it"
 
 
@@ -572,7 +579,7 @@ def test_drafts_share_the_rows_that_are_left() -> None:
     scheduler = make(max_num_batched_tokens=9)
     handles = [scheduler.submit(str(i), prompt(2), max_tokens=20) for i in range(4)]
     step(scheduler)
-    plan = scheduler.schedule({handle: [1] * 5 for handle in handles[1:]})
+    plan = scheduler.schedule(drafts({handle: [1] * 5 for handle in handles[1:]}))
     assert plan.num_drafts.tolist() == [0, 2, 2, 1] and plan.num_rows == 9
 
 
@@ -581,8 +588,8 @@ def test_bad_drafts_and_counts_change_nothing() -> None:
     handle = scheduler.submit("a", prompt(3), max_tokens=20)
     step(scheduler)
     with pytest.raises(ValueError, match="drafts must be token ids, got -1"):
-        scheduler.schedule({handle: [1, -1]})
-    plan = scheduler.schedule({handle: [1, 2]})
+        scheduler.schedule(drafts({handle: [1, -1]}))
+    plan = scheduler.schedule(drafts({handle: [1, 2]}))
     for tokens, counts, message in (
         ([1, 2, 3], [], "samples 1 tokens, got 3"),
         ([1, 2, 3, 4], [4], r"count must be in 1\.\.3, got 4"),
@@ -610,7 +617,7 @@ def table(plan: StepPlan, place: int) -> list[int]:
 
 def test_samples_start_from_the_prompt_that_the_first_has_computed() -> None:
     scheduler = make()
-    first = scheduler.submit("a", prompt(10), max_tokens=4, num_samples=3)
+    first = scheduler.submit("a", prompt(10), max_tokens=4, num_completions=3)
     plan = step(scheduler)
     assert plan.handles.tolist() == [first] and used_pages(scheduler) == 3
     assert plan.skipped == [(first + 1, "shared_prompt"), (first + 2, "shared_prompt")]
@@ -629,7 +636,7 @@ def test_samples_start_from_the_prompt_that_the_first_has_computed() -> None:
 
 def test_a_page_that_holds_only_the_recomputed_token_is_not_copied() -> None:
     scheduler = make()
-    scheduler.submit("a", prompt(9), max_tokens=4, num_samples=2)
+    scheduler.submit("a", prompt(9), max_tokens=4, num_completions=2)
     step(scheduler)
     plan = step(scheduler)
     assert plan.starts.tolist() == [9, 8] and len(plan.slot_copies) == 1 and len(plan.page_copies) == 0
@@ -638,7 +645,7 @@ def test_a_page_that_holds_only_the_recomputed_token_is_not_copied() -> None:
 
 def test_samples_fork_from_one_that_its_first_token_ended() -> None:
     scheduler = make()
-    first = scheduler.submit("a", prompt(10), max_tokens=1, num_samples=4)
+    first = scheduler.submit("a", prompt(10), max_tokens=1, num_completions=4)
     rows = [step(scheduler).num_rows for _ in range(2)]
     assert rows == [10, 3], "the prompt is computed once"
     assert scheduler.take_finished() == [(first + sample, "length") for sample in range(4)]
@@ -651,7 +658,7 @@ def test_an_ended_source_gives_way_to_whoever_runs() -> None:
     scheduler = make(num_pages=5, page_size=4)
     running = scheduler.submit("a", prompt(4), max_tokens=13)
     advance_to(scheduler, running, "decoding")
-    scheduler.submit("b", prompt(5), max_tokens=1, num_samples=2)
+    scheduler.submit("b", prompt(5), max_tokens=1, num_completions=2)
     while scheduler.num_running or scheduler.num_waiting:
         step(scheduler)
     assert scheduler.num_preemptions == 0
@@ -659,7 +666,7 @@ def test_an_ended_source_gives_way_to_whoever_runs() -> None:
 
 def test_when_the_first_is_gone_another_computes_the_prompt() -> None:
     scheduler = make(max_chunk_tokens=4)
-    first = scheduler.submit("a", prompt(10), max_tokens=3, num_samples=3)
+    first = scheduler.submit("a", prompt(10), max_tokens=3, num_completions=3)
     step(scheduler)
     scheduler.cancel(first)
     plan = step(scheduler)
@@ -672,7 +679,7 @@ def test_when_the_first_is_gone_another_computes_the_prompt() -> None:
 
 def test_samples_that_wait_for_their_prompt_block_nobody() -> None:
     scheduler = make(max_chunk_tokens=4)
-    first = scheduler.submit("a", prompt(12), max_tokens=3, num_samples=3)
+    first = scheduler.submit("a", prompt(12), max_tokens=3, num_completions=3)
     other = scheduler.submit("b", prompt(3), max_tokens=3)
     assert step(scheduler).handles.tolist() == [first, other]
     assert "prompt that it shares" in scheduler.explain(first + 1)
@@ -681,21 +688,21 @@ def test_samples_that_wait_for_their_prompt_block_nobody() -> None:
 
 def test_nobody_takes_the_places_and_pages_of_samples_that_wait_for_their_prompt() -> None:
     scheduler = make(max_num_seqs=3, max_chunk_tokens=4)
-    first = scheduler.submit("a", prompt(8), max_tokens=3, num_samples=3)
+    first = scheduler.submit("a", prompt(8), max_tokens=3, num_completions=3)
     other = scheduler.submit("b", prompt(3), max_tokens=3)
     assert step(scheduler).skipped[-1] == (other, "running_limit")
     assert "1 run and 2 are about to" in scheduler.explain(other)
     step(scheduler)
     assert step(scheduler).handles.tolist() == [first, first + 1, first + 2]
     scheduler = make(num_pages=7, max_chunk_tokens=4)
-    scheduler.submit("a", prompt(8), max_tokens=3, num_samples=3)
+    scheduler.submit("a", prompt(8), max_tokens=3, num_completions=3)
     other = scheduler.submit("b", prompt(3), max_tokens=3)
     assert step(scheduler).skipped[-1] == (other, "no_free_page")
 
 
 def test_samples_beyond_the_limit_run_when_there_is_room() -> None:
     scheduler = make(max_num_seqs=2)
-    first = scheduler.submit("a", prompt(6), max_tokens=2, num_samples=5)
+    first = scheduler.submit("a", prompt(6), max_tokens=2, num_completions=5)
     events: list[tuple[int, str]] = []
     while scheduler.has_unfinished():
         step(scheduler)
@@ -705,12 +712,12 @@ def test_samples_beyond_the_limit_run_when_there_is_room() -> None:
 
 def test_the_id_of_a_request_is_live_until_its_last_sample_has_ended() -> None:
     scheduler = make()
-    first = scheduler.submit("a", prompt(3), max_tokens=3, num_samples=2)
+    first = scheduler.submit("a", prompt(3), max_tokens=3, num_completions=2)
     assert scheduler.request_id(first) == scheduler.request_id(first + 1) == "a"
     scheduler.cancel(first)
     with pytest.raises(ValueError, match="still alive"):
         scheduler.submit("a", prompt(3), max_tokens=3)
     scheduler.cancel(first + 1)
     assert scheduler.submit("a", prompt(3), max_tokens=3) == first + 2
-    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
-        scheduler.submit("b", prompt(3), max_tokens=3, num_samples=0)
+    with pytest.raises(ValueError, match="num_completions must be at least 1, got 0"):
+        scheduler.submit("b", prompt(3), max_tokens=3, num_completions=0)

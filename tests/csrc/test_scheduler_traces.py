@@ -30,6 +30,15 @@ def sampled(state: int, sample: int = 0) -> int:
     return (state >> (7 + sample)) % VOCABULARY
 
 
+def as_arrays(lists: dict[int, list[int]]) -> tuple[Any, Any, Any]:
+    """As schedule() takes them."""
+    counts = np.array([len(each) for each in lists.values()], np.int32)
+    tokens = np.zeros((len(lists), int(counts.max(initial=0))), np.int32)
+    for row, each in zip(tokens, lists.values(), strict=True):
+        row[: len(each)] = each
+    return np.array([*lists], np.int64), counts, tokens
+
+
 @dataclass(frozen=True)
 class Request:
     """What the caller asks for."""
@@ -38,7 +47,7 @@ class Request:
     max_tokens: int
     min_tokens: int = 0
     stops: tuple[int, ...] = ()
-    num_samples: int = 1
+    num_completions: int = 1
     sample: int = 0
     """Which of them this is."""
 
@@ -144,14 +153,14 @@ class Harness:
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
             stop_token_ids=list(request.stops),
-            num_samples=request.num_samples,
+            num_completions=request.num_completions,
         )
         if len(request.prompt) >= self.length_limit:
             with pytest.raises(ValueError, match="the prompt"):
                 verb()
             return None
         first = verb()
-        for sample in range(request.num_samples):
+        for sample in range(request.num_completions):
             handle = first + sample
             self.live[handle] = self.submitted[handle] = replace(request, sample=sample)
             self.computed[handle], self.outputs[handle] = 0, []
@@ -187,7 +196,7 @@ class Harness:
         preempted = self.scheduler.num_preemptions
         drafts = self.drafts(right, wrong)
         waiting = [handle for handle in self.live if self.scheduler.state(handle) == "waiting"]
-        plan = self.scheduler.schedule(drafts)
+        plan = self.scheduler.schedule(as_arrays(drafts))
         for handle in plan.preempted:
             self.computed[handle] = 0
         for handle in self.forked(plan):
@@ -360,7 +369,7 @@ REQUESTS = st.builds(
     max_tokens=st.integers(1, 14),
     min_tokens=st.integers(0, 5),
     stops=st.lists(TOKENS, max_size=2).map(tuple),
-    num_samples=st.sampled_from([1, 1, 1, 2, 3, 6]),
+    num_completions=st.sampled_from([1, 1, 1, 2, 3, 6]),
 )
 OPTIONS = st.fixed_dictionaries(
     {

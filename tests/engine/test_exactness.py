@@ -126,7 +126,7 @@ def test_forked_samples_have_the_logits_of_the_first(golden, request, name):
     model = golden.load_model(golden.DATA / name, rollback=1) if is_golden else request.getfixturevalue(name)
     for length in (2, 3, 7, 31, 32, 33, 127, 128, 129, 130, 200):
         runner = golden.Sequences(model)
-        first = runner.add("samples", [(5 * place) % VOCAB for place in range(length)], 5, num_samples=3)
+        first = runner.add("samples", [(5 * place) % VOCAB for place in range(length)], 5, num_completions=3)
         logits = {handle: {} for handle in range(first, first + 3)}
         forks = 0
         while runner.scheduler.has_unfinished():
