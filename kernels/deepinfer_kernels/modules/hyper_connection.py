@@ -44,5 +44,5 @@ class HyperConnection:
 def first_mix(rows: int, mult: int, device: torch.device) -> Tensor:
     """The mix handed to the first sublayer, ``[N,m]`` f32: stream 0 alone."""
     pre = torch.zeros(rows, mult, dtype=torch.float32, device=device)
-    pre[:, 0] = 1.0
+    pre[:, 0].fill_(1.0)
     return pre
