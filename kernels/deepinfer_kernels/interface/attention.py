@@ -59,7 +59,8 @@ def index_topk(
     ``block_tables [S,pages]`` int32, ``seq_of_row``, ``visible`` ``[N]`` int32 (entries below ``visible`` compete)
     → ``indices [N,topk]`` int32, ascending, −1 padded; ``blocks [N,keep_blocks]`` likewise, or None.
 
-    ``score = Σ_h weight_h·relu(q_h·k)`` with bf16 products and sum; ties go to the lowest index. With
+    ``score = Σ_h weight_h·relu(q_h·k)``, the lightning indexer of DeepSeek-V3.2 (arXiv:2512.02556, eq. 1), with bf16
+    products and sum; ties go to the lowest index. With
     ``candidate_blocks [N,C]`` int32 only entries of those blocks (``block_size`` entries each) compete.
     ``keep_blocks > 0`` also selects that many blocks by their best score, the newest entry's block always.
     """

@@ -1,7 +1,8 @@
-"""Hyper-connections around a sublayer.
+"""Hyper-connections around a sublayer: Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), with the streams' mixing
+made doubly stochastic as in mHC: Manifold-Constrained Hyper-Connections (Xie et al. 2025, arXiv:2512.24880).
 
-A sublayer's input is collapsed with the mix that the sublayer before it handed on; its own coefficients
-come from the streams at the same moment.
+DeepSeek-V4.1 shifts them: a sublayer's input is collapsed with the mix that the sublayer before it handed on; its own
+coefficients come from the streams at the same moment.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Compressor(nn.Module):
-    """Pools each group of ``ratio`` tokens into one latent (a plain projection when the ratio is 1)."""
+    """Pools each group of ``ratio`` tokens into one latent (a plain projection when the ratio is 1).
+
+    DeepSeek-V4.1's: per channel, the softmax over a group of one projection weights another.
+    """
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
         super().__init__()
@@ -45,7 +48,11 @@ class Compressor(nn.Module):
 
 
 class Indexer(nn.Module):
-    """Scores compressed entries and picks those that a row attends to; owns the index keys at KV sources."""
+    """Scores compressed entries and picks those that a row attends to; owns the index keys at KV sources.
+
+    The lightning indexer of DeepSeek-V3.2 (arXiv:2512.02556), over compressed entries and in two levels: a layer may
+    choose blocks of candidates for those after it.
+    """
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
         super().__init__()
