@@ -48,7 +48,9 @@ def make_input_batch(
         "block_tables": rows.block_tables,
         "context_ids": context_ids.astype(np.int64),
     }
-    metadata = {name: values for build in builders for name, values in build(rows).items()}
+    parts = [build(rows) for build in builders]
+    metadata = {name: values for part in parts for name, values in part.items()}
+    assert len(metadata) == sum(map(len, parts)), "a drafter's metadata has names of its own"
     tensors = _copied([*columns.values(), *metadata.values()], device)
     there = dict(zip(columns, tensors, strict=False))
     return InputBatch(**there, metadata=dict(zip(metadata, tensors[len(columns) :], strict=True)))
