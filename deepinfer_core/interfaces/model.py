@@ -2,7 +2,8 @@
 
 A component of this seam is an :class:`Architecture`; its manifest lists the ``architectures`` (the config's
 names) that it serves. The core translates the config, builds the model on the meta device, checks the
-checkpoint against :meth:`Model.weight_specs`, loads, then calls :meth:`Model.forward` once per step.
+checkpoint against :meth:`Model.weight_specs`, loads, then once per step calls :meth:`Model.build_metadata` on the host
+and :meth:`Model.forward` on the device, which reads nothing back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +72,41 @@ class ModelContext:
 
 
 @attrs.frozen(eq=False)
+class BatchRows:
+    """What the host knows of a step's N rows of S sequences: the columns of :class:`InputBatch`, as arrays.
+
+    Token ids are not among them. Those of decode rows may still be on the device when a step is prepared.
+    """
+
+    positions: NDArray[np.int64]
+    """``[N]``"""
+    seq_of_row: NDArray[np.int32]
+    """``[N]``"""
+    slots: NDArray[np.int32]
+    """``[N]``"""
+    starts: NDArray[np.int32]
+    """``[N]``"""
+    ends: NDArray[np.int32]
+    """``[N]``"""
+    block_tables: NDArray[np.int32]
+    """``[S, pages]``"""
+
+    def ring_places(self, size: int) -> NDArray[np.int64]:
+        """``[N]``: where a slot buffer ``[slots, size, ...]`` of the last ``size`` positions keeps each row, as
+        ``slot * size + position % size``; -1 for rows that a later one of their chunk would overwrite."""
+        places = self.slots.astype(np.int64) * size + self.positions % size
+        return np.where(self.positions > self.ends - size, places, -1)
+
+    def page_entries(
+        self, entries: NDArray[np.int64], per_page: int, rows: NDArray[np.int64] | slice = slice(None)
+    ) -> NDArray[np.int64]:
+        """``[M]``: where a page buffer ``[pages, per_page, ...]`` keeps entry ``entries[i]`` of the sequence of row
+        ``rows[i]`` (all rows), as ``page * per_page + entry % per_page``."""
+        pages = self.block_tables[self.seq_of_row[rows], entries // per_page].astype(np.int64)
+        return pages * per_page + entries % per_page
+
+
+@attrs.frozen(eq=False)
 class InputBatch:
     """One step's rows: for each of S sequences a contiguous chunk of positions, N rows in all.
 
@@ -93,6 +131,8 @@ class InputBatch:
     context_ids: Tensor
     """``[N, 1 + token_lookback]`` int64: column k is the token k places before the row's (0 is its own),
     -1 before the sequence's start."""
+    metadata: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """What :meth:`Model.build_metadata` and the drafter's made of these rows, by name."""
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
@@ -138,6 +178,13 @@ class Model(Protocol):
     def cache_layout(self) -> CacheLayout:
         """Buffers the model needs, derived from its layer plan."""
 
+    def build_metadata(self, rows: BatchRows) -> Mapping[str, NDArray[np.generic]]:
+        """What the layers need to know of a step's rows, from the layer plan: arrays by name, computed on the host.
+
+        The core copies them to the device together with the batch; the forward finds them in
+        :attr:`InputBatch.metadata`. Counts that depend on the rows, of groups that end for instance, are the shapes.
+        """
+
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """``[R]`` int64 → ``[R, hidden]`` bf16, what the first layer gets of a token."""
 
@@ -152,6 +199,8 @@ class Model(Protocol):
 
         ``caches`` are the tensors of :meth:`cache_layout` with the number of pages or slots in front; the
         batch's entries are written, earlier ones read. ``features``, if given, are filled.
+
+        Nothing is read back from the device, and no shape depends on what a tensor holds.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core.interfaces.cache import CacheLayout
-    from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model, ModelContext, Tap
+    from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
     from deepinfer_core.model_loader.weights import WeightSpec
 
 #: Picks one draft per sequence: ``(depth, logits [S, vocab] f32) → [S] int64``, ids in 0…vocab-1. Depth 0 is the
@@ -101,6 +101,10 @@ class Drafter(Protocol):
     def cache_layout(self) -> CacheLayout:
         """Buffers it needs; slots only. Names differ from all of the model's."""
 
+    def build_metadata(self, rows: BatchRows) -> Mapping[str, NDArray[np.generic]]:
+        """What :meth:`observe` needs to know of a step's rows, as :meth:`Model.build_metadata` says. Names differ from
+        all of the model's."""
+
     def new_features(self, rows: int) -> LayerFeatures:
         """Where a forward of ``rows`` rows is to leave what :meth:`observe` reads."""
 
@@ -109,7 +113,7 @@ class Drafter(Protocol):
     ) -> None:
         """Take in a step's rows, which the model has just run. A position may come again with another token.
 
-        ``features`` is None for a drafter without feature layers.
+        ``features`` is None for a drafter without feature layers. Nothing is read back from the device.
         """
 
     def propose(self, batch: DraftBatch, caches: Mapping[str, Tensor], pick: Pick, tap: Tap | None = None) -> Proposal:

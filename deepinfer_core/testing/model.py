@@ -21,17 +21,18 @@ from deepinfer_core.testing.checkpoints import write_random_checkpoint
 from deepinfer_core.testing.protocols import problems
 from deepinfer_core.testing.sequences import Sequences
 from deepinfer_core.testing.suite import Suite
+from deepinfer_core.testing.synchronisation import SynchronisationGuard
 from deepinfer_core.tokenizer import load_tokenizer
 
 ROLLBACK = 3
 NONSENSE: tuple[Any, ...] = (None, -1, 0, 1.5, "nonsense", [], {}, True, 10**30)
 
 
-def make_context(checkpoint: Path, backend: Backend, rollback: int = 0) -> ModelContext:
-    """What an engine would build a checkpoint's model with."""
+def make_context(checkpoint: Path, backend: Backend, rollback: int = 0, kernels: Any = None) -> ModelContext:
+    """What an engine would build a checkpoint's model with; ``kernels``: in place of the backend's."""
     has_tokenizer = (checkpoint / "tokenizer.json").is_file()
     return ModelContext(
-        kernels=backend.kernels,
+        kernels=kernels or backend.kernels,
         rollback=rollback,
         tokenizer=load_tokenizer(checkpoint) if has_tokenizer else None,
         device=backend.device,
@@ -39,11 +40,11 @@ def make_context(checkpoint: Path, backend: Backend, rollback: int = 0) -> Model
 
 
 def load_model(
-    architecture: Architecture, checkpoint: Path, backend: Backend, rollback: int = 0
+    architecture: Architecture, checkpoint: Path, backend: Backend, rollback: int = 0, kernels: Any = None
 ) -> tuple[Model, Any, ModelContext]:
     """A checkpoint's model on a backend, its config, and what it was built with."""
     config = architecture.translate_config(load_hf_config(checkpoint).config)
-    context = make_context(checkpoint, backend, rollback)
+    context = make_context(checkpoint, backend, rollback, kernels)
     model = architecture.build(config, context)
     load_weights(
         model.module, CheckpointIndex.open(checkpoint), model.weight_specs(), ignore=model.unused_tensor,
@@ -200,6 +201,25 @@ class ModelSuite(Suite):
             sequences.run([(i, cut, wrong)])
             parts += sequences.run([(i, cut, prompt[cut:])])
             self.agree([torch.cat(parts)], [alone[i]], "after drafts that were rejected")
+
+    def test_a_forward_does_not_wait_for_the_device(
+        self, component: Architecture, checkpoint: Path, backend: Backend
+    ) -> None:
+        """Nothing is read back in a prefill, a mixed step and a decode: what rows need is in their metadata."""
+        guard = SynchronisationGuard()
+        model, config, _ = load_model(component, checkpoint, backend, ROLLBACK, guard.kernels(backend.kernels))
+        one, other, third = self.token_ids(config)
+        sequences = Sequences(model, 3, max(len(one), len(other)), backend.device)
+        steps = [
+            [(0, 0, one[:-2]), (1, 0, other[:-2])],
+            [(0, len(one) - 2, one[-2:-1]), (2, 0, third[:-1]), (1, len(other) - 2, other[-2:-1])],
+            [(i, len(prompt) - 1, prompt[-1:]) for i, prompt in enumerate((one, other, third))],
+        ]
+        for chunks in steps:
+            batch = sequences.batch(chunks)
+            values = model.embed_tokens(batch.token_ids)[:, None].contiguous()
+            with guard:
+                model.logits(model.forward(batch, sequences.caches, features=LayerFeatures((0,), values)))
 
     # -- in the engine ----------------------------------------------------------------------------
 

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model
+from deepinfer_core.interfaces.speculator import Drafter
 from deepinfer_core.worker.cache_engine import CacheEngine
+from deepinfer_core.worker.input_metadata import make_input_batch
 
 #: ``(sequence, first position, tokens)``: a chunk to be computed.
 Chunk = tuple[int, int, Sequence[int]]
 
 
 class Sequences:
-    """Places for sequences: sequence i has slot i + 1 and pages of its own, handed out in a scattered order."""
+    """Places for sequences: sequence i has slot i + 1 and pages of its own, handed out in a scattered order.
+
+    With a drafter its buffers and its metadata are there too.
+    """
 
     def __init__(
-        self, model: Model, count: int, max_tokens: int, device: torch.device, extra: CacheLayout | None = None
+        self, model: Model, count: int, max_tokens: int, device: torch.device, drafter: Drafter | None = None
     ) -> None:
         self.model = model
+        self._builders = [part.build_metadata for part in (model, drafter) if part is not None]
         self._device = device
         self._pages = -(-max_tokens // PAGE_TOKENS)
         layout = model.cache_layout()
-        if extra is not None:
+        if drafter is not None:
+            extra = drafter.cache_layout()
             layout = CacheLayout(layout.pages + extra.pages, layout.slots + extra.slots)
         self.caches: Mapping[str, Tensor] = CacheEngine(layout, count * self._pages + 1, count + 1, device).tensors
         order = torch.randperm(count * self._pages, generator=torch.Generator().manual_seed(0)) + 1
@@ -34,29 +42,21 @@ class Sequences:
 
     def batch(self, chunks: Sequence[Chunk]) -> InputBatch:
         """The rows of one step; what comes before a chunk must have been computed."""
-        rows, lookback = [], self.model.token_lookback
+        lookback = self.model.token_lookback
+        line: list[tuple[int, ...]] = []
+        contexts: list[list[int]] = []
         for place, (sequence, start, tokens) in enumerate(chunks):
             known = self._tokens[sequence][:start] + list(tokens)
             self._tokens[sequence] = known
             last = start + len(tokens) - 1
             for position in range(start, last + 1):
-                context = [known[p] if p >= 0 else -1 for p in range(position, position - 1 - lookback, -1)]
-                rows.append((known[position], position, place, sequence + 1, start, last, context))
-        token_ids, positions, places, slots, starts, ends, contexts = zip(*rows, strict=True)
-
-        def column(values: Sequence[int], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(self._device)
-
-        return InputBatch(
-            token_ids=column(token_ids, torch.int64),
-            positions=column(positions, torch.int64),
-            seq_of_row=column(places),
-            slots=column(slots),
-            starts=column(starts),
-            ends=column(ends),
-            block_tables=torch.tensor([self._tables[s] for s, _, _ in chunks], dtype=torch.int32).to(self._device),
-            context_ids=torch.tensor(contexts, dtype=torch.int64).to(self._device),
-        )
+                contexts.append([known[p] if p >= 0 else -1 for p in range(position, position - 1 - lookback, -1)])
+                line.append((position, place, sequence + 1, start, last))
+        positions, *columns = np.array(line, np.int64).T
+        seq_of_row, slots, starts, ends = (column.astype(np.int32) for column in columns)
+        tables = np.array([self._tables[sequence] for sequence, _, _ in chunks], np.int32)
+        rows, ids = BatchRows(positions, seq_of_row, slots, starts, ends, tables), np.array(contexts)
+        return make_input_batch(rows, ids[:, 0], ids, self._device, *self._builders)
 
     def run(self, chunks: Sequence[Chunk], features: LayerFeatures | None = None) -> list[Tensor]:
         """One step: the logits ``[tokens, vocab]`` of each chunk, on the host."""

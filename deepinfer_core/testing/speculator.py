@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from deepinfer_core.testing.beside_model import BesideModelSuite
 from deepinfer_core.testing.model import load_model
 from deepinfer_core.testing.protocols import problems
 from deepinfer_core.testing.sequences import Chunk, Sequences
+from deepinfer_core.testing.synchronisation import SynchronisationGuard
 
 
 def greedy(depth: int, logits: Tensor) -> Tensor:
@@ -39,14 +41,17 @@ class Drafting:
 
     def places(self, count: int, max_tokens: int) -> Sequences:
         """Places for sequences, with the drafter's buffers."""
-        return Sequences(self.model, count, max_tokens, self.backend.device, self.drafter.cache_layout())
+        return Sequences(self.model, count, max_tokens, self.backend.device, self.drafter)
 
-    def step(self, places: Sequences, chunks: Sequence[Chunk]) -> None:
-        """Run the model and let the drafter observe."""
+    def step(
+        self, places: Sequences, chunks: Sequence[Chunk], observing: AbstractContextManager[Any] | None = None
+    ) -> None:
+        """Run the model and let the drafter observe, in the context ``observing``."""
         batch = places.batch(chunks)
         features = self.drafter.new_features(len(batch)) if self.drafter.feature_layers else None
         self.model.forward(batch, places.caches, features=features)
-        self.drafter.observe(batch, features, places.caches)
+        with observing or nullcontext():
+            self.drafter.observe(batch, features, places.caches)
 
     def propose(self, places: Sequences, known: Mapping[int, Sequence[int]], pick: Pick = greedy) -> list[list[Any]]:
         """Draft for sequences by number, ``known`` being all their tokens; ``(drafts, confidences)`` of each."""
@@ -78,16 +83,15 @@ class SpeculatorSuite(BesideModelSuite):
 
     seam = "speculator"
 
-    @pytest.fixture
-    def drafting(
-        self, component: Speculator, architecture: Architecture, checkpoint: Path, backend: Backend
+    def load(
+        self, component: Speculator, architecture: Architecture, checkpoint: Path, backend: Backend, kernels: Any = None
     ) -> Drafting:
-        """Model and drafter, loaded."""
+        """Model and drafter, loaded; ``kernels``: in place of the backend's."""
         config = load_model(architecture, checkpoint, backend)[1]
         count = component.num_drafts(config)
         if not count:
             pytest.skip("it drafts nothing for this model: override the fixtures 'architecture' and 'checkpoint'")
-        model, _, context = load_model(architecture, checkpoint, backend, rollback=count)
+        model, _, context = load_model(architecture, checkpoint, backend, count, kernels)
         drafter = component.build(config, model, context)
         specs = list(drafter.weight_specs())
         if specs:
@@ -96,6 +100,13 @@ class SpeculatorSuite(BesideModelSuite):
                 drafter.module, index, specs, ignore=drafter.unused_tensor, device=backend.device, use_tqdm=False
             )
         return Drafting(model, drafter, config, backend)
+
+    @pytest.fixture
+    def drafting(
+        self, component: Speculator, architecture: Architecture, checkpoint: Path, backend: Backend
+    ) -> Drafting:
+        """:meth:`load` with the backend's kernels."""
+        return self.load(component, architecture, checkpoint, backend)
 
     @pytest.fixture
     def prompts(self, drafting: Drafting) -> list[list[int]]:
@@ -195,6 +206,23 @@ class SpeculatorSuite(BesideModelSuite):
         for order in (prompts[::-1], prompts):
             drafting.step(places, [(i, 0, prompt[:-1]) for i, prompt in enumerate(order)])
         assert drafting.propose(places, dict(enumerate(prompts))) == expected
+
+    def test_observing_does_not_wait_for_the_device(
+        self,
+        component: Speculator,
+        architecture: Architecture,
+        checkpoint: Path,
+        backend: Backend,
+        prompts: list[list[int]],
+    ) -> None:
+        """Nothing is read back, of prompts and of decoding sequences beside each other."""
+        guard = SynchronisationGuard()
+        drafting = self.load(component, architecture, checkpoint, backend, guard.kernels(backend.kernels))
+        places = drafting.places(3, max(map(len, prompts)) + 20)
+        drafting.step(places, [(0, 0, prompts[0][:-1])], guard)
+        drafting.step(
+            places, [(0, len(prompts[0]) - 1, prompts[0][-1:]), (1, 0, prompts[1]), (2, 0, prompts[2])], guard
+        )
 
     def test_what_was_picked_is_proposed(self, drafting: Drafting, prompts: list[list[int]]) -> None:
         """Depth by depth, from logits that may be read only."""

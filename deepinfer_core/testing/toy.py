@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout, StateBuffer
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext, Tap
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
 from deepinfer_core.model_loader import WeightSpec
 
 ARCHITECTURE = "ToyForCausalLM"
@@ -24,6 +26,8 @@ TOY_CONFIG: Mapping[str, Any] = {
     "architectures": [ARCHITECTURE], "vocab_size": 61, "hidden_size": 16, "max_position_embeddings": 640,
     "eos_token_id": 2,
 }  # fmt: skip
+
+_PLACES = ("entries", "halves", "places", "before")
 
 
 @attrs.frozen
@@ -80,6 +84,13 @@ class ToyModel(nn.Module):
         pages = StateBuffer("toy.values", (PAGE_TOKENS, size), "bfloat16")
         return CacheLayout((pages,), (StateBuffer("toy.states", (self.ring, size), "float32"),))
 
+    def build_metadata(self, rows: BatchRows) -> Mapping[str, NDArray[np.int64]]:
+        """Flat places of every row, and of what it reads, in the buffers."""
+        at, slots = rows.positions, rows.slots.astype(np.int64) * self.ring
+        entries, halves = rows.page_entries(at, PAGE_TOKENS), rows.page_entries(at // 2, PAGE_TOKENS)
+        found = entries, halves, slots + at % self.ring, slots + (at - 1) % self.ring
+        return {f"toy.{name}": places for name, places in zip(_PLACES, found, strict=True)}
+
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """See :class:`deepinfer_core.interfaces.model.Model`."""
         embedded: Tensor = self.embedding(token_ids)
@@ -94,21 +105,20 @@ class ToyModel(nn.Module):
         features: LayerFeatures | None = None,
     ) -> Tensor:
         """See :class:`deepinfer_core.interfaces.model.Model`."""
-        values, states = caches["toy.values"], caches["toy.states"]
+        values, states = (caches[f"toy.{name}"].flatten(0, 1) for name in ("values", "states"))
+        entries, halves, places, before = (batch.metadata[f"toy.{name}"] for name in _PLACES)
         embedded = self.embedding(batch.token_ids)
         hidden = torch.empty_like(embedded)
         if features is not None:
             features.values[:] = embedded[:, None]
-        columns = (batch.positions, batch.seq_of_row, batch.slots, batch.context_ids[:, 1])
-        for row, (position, sequence, slot, before) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
-            table = batch.block_tables[sequence].tolist()
-            values[table[position // PAGE_TOKENS], position % PAGE_TOKENS] = embedded[row]
+        # Each row goes on from the one before it. Slices, for a row's number alone would be read back.
+        for row in (slice(place, place + 1) for place in range(len(batch))):
+            values[entries[row]] = embedded[row]
             state = embedded[row].float()
-            if position:
-                state = state + states[slot, (position - 1) % self.ring] / 2 + before / 64
-            states[slot, position % self.ring] = state
-            half = position // 2
-            hidden[row] = (state + values[table[half // PAGE_TOKENS], half % PAGE_TOKENS]).to(torch.bfloat16)
+            going_on = state + states[before[row]] / 2 + batch.context_ids[row, 1:] / 64
+            state = torch.where(batch.positions[row, None] > 0, going_on, state)
+            states[places[row]] = state
+            hidden[row] = (state + values[halves[row]]).to(torch.bfloat16)
         if tap is not None:
             tap("hidden", hidden)
         return hidden

@@ -48,6 +48,7 @@ class ModelRunner:
         self._sampler = sampler
         self._scorer = Scorer()
         self._device = device
+        self._metadata_builders = [part.build_metadata for part in (model, drafter) if part is not None]
 
     def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
         """Run the plan, draw a token for each row that yields one, and score the prompt rows asked for."""
@@ -67,7 +68,7 @@ class ModelRunner:
         These are ``[N, hidden]`` bf16.
         """
         self.caches.copy(plan)
-        batch = build_input_batch(plan, self.model.token_lookback, self._device)
+        batch = build_input_batch(plan, self.model.token_lookback, self._device, *self._metadata_builders)
         if self.drafter is None:
             return self.model.forward(batch, self.caches.tensors, self.tap)
         features = self.drafter.new_features(len(batch)) if self.drafter.feature_layers else None

@@ -25,31 +25,24 @@ void pool(const float* const* values, const float* const* scores, int64_t ratio,
 
 }  // namespace
 
-void compress_pool(const float* values, const float* scores, const float* state, const int32_t* slots,
-                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out,
-                   int64_t G, int64_t D, int64_t ring, int64_t ratio) {
+void compress_pool(const float* values, const float* scores, const float* state, const int64_t* members,
+                   float* out, int64_t G, int64_t D, int64_t ratio) {
   parallel_for(G, 16 * ratio * D, [&](int64_t g) {
-    const int64_t row = rows[g], position = positions[row];
     Buffer<const float*> value(ratio), score(ratio);
     for (int64_t i = 0; i < ratio; ++i) {
-      const int64_t member = position - ratio + 1 + i;
-      if (member >= starts[row]) {
-        value[i] = values + (row - (position - member)) * D;
-        score[i] = scores + (row - (position - member)) * D;
-      } else {
-        value[i] = state + (slots[row] * ring + member % ring) * 2 * D;
-        score[i] = value[i] + D;
-      }
+      const int64_t member = members[g * ratio + i];
+      value[i] = member >= 0 ? values + member * D : state + (-1 - member) * 2 * D;
+      score[i] = member >= 0 ? scores + member * D : value[i] + D;
     }
     pool(value.data(), score.data(), ratio, D, out + g * D);
   });
 }
 
-void store_compress_state(const float* values, const float* scores, float* state, const int32_t* slots,
-                          const int32_t* positions, const int32_t* ends, int64_t N, int64_t D, int64_t ring) {
+void store_compress_state(const float* values, const float* scores, float* state, const int64_t* places,
+                          int64_t N, int64_t D) {
   parallel_for(N, D, [&](int64_t n) {
-    if (positions[n] <= ends[n] - ring) return;
-    float* entry = state + (slots[n] * ring + positions[n] % ring) * 2 * D;
+    if (places[n] < 0) return;
+    float* entry = state + places[n] * 2 * D;
     std::memcpy(entry, values + n * D, D * sizeof(float));
     std::memcpy(entry + D, scores + n * D, D * sizeof(float));
   });

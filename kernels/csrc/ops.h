@@ -77,11 +77,11 @@ void moe_experts(const bf16* x, const int32_t* ids, const float* weights, const 
 
 // ---- attention
 
-void compress_pool(const float* values, const float* scores, const float* state, const int32_t* slots,
-                   const int32_t* starts, const int32_t* positions, const int32_t* rows, float* out,
-                   int64_t G, int64_t D, int64_t ring, int64_t ratio);
-void store_compress_state(const float* values, const float* scores, float* state, const int32_t* slots,
-                          const int32_t* positions, const int32_t* ends, int64_t N, int64_t D, int64_t ring);
+// members [G, ratio]: a row, or -1 - place in the state; places [N]: in the state, -1 for none.
+void compress_pool(const float* values, const float* scores, const float* state, const int64_t* members,
+                   float* out, int64_t G, int64_t D, int64_t ratio);
+void store_compress_state(const float* values, const float* scores, float* state, const int64_t* places,
+                          int64_t N, int64_t D);
 
 struct IndexQuery {
   const bf16* q;                    // [N, H, D]

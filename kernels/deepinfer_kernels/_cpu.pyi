@@ -66,23 +66,9 @@ def moe_experts(
     /,
 ) -> None: ...
 def compress_pool(
-    values: int,
-    scores: int,
-    state: int,
-    slots: int,
-    starts: int,
-    positions: int,
-    rows: int,
-    out: int,
-    G: int,
-    D: int,
-    ring: int,
-    ratio: int,
-    /,
+    values: int, scores: int, state: int, members: int, out: int, G: int, D: int, ratio: int, /
 ) -> None: ...
-def store_compress_state(
-    values: int, scores: int, state: int, slots: int, positions: int, ends: int, N: int, D: int, ring: int, /
-) -> None: ...
+def store_compress_state(values: int, scores: int, state: int, places: int, N: int, D: int, /) -> None: ...
 def index_topk(
     query: tuple[int, int, int, int, int, int, int, list[int]], indices: int, blocks: int, N: int, /
 ) -> None: ...

@@ -165,7 +165,9 @@ def _attention(random: _Random) -> Iterator[Example]:
         yield Example("paged_attention", paged, (0, 5, 6), tolerance=_BF16)
 
     values, gates, state = random.f32(ROWS, 32), random.f32(ROWS, 32), random.f32(ROWS + 1, 4, 2, 32)
-    late = positions + 3  # a group of 4 needs so many positions before its last
-    ending = torch.arange(0, ROWS, 2, dtype=torch.int32)
-    yield Example("compress_pool", (values, gates, state, slots, late, late, ending, 4), tolerance=_F32)
-    yield Example("store_compress_state", (values, gates, state, slots, positions, positions), writes=2)
+    # Rows of this step, and places of the state, which are below zero.
+    members = random.below(ROWS, 5, 4, low=-4 * (ROWS + 1), dtype=torch.int64)
+    yield Example("compress_pool", (values, gates, state, members), (3,), tolerance=_F32)
+    kept = random.order(4 * (ROWS + 1))[:ROWS]
+    kept[4] = -1
+    yield Example("store_compress_state", (values, gates, state, kept), writes=2)

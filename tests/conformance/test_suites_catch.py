@@ -439,6 +439,12 @@ class Counting(nn.Module):
     def cache_layout(self) -> CacheLayout:
         return CacheLayout((), (StateBuffer("counting.seen", (1,), "float32"),))
 
+    def weight_specs(self) -> list[Any]:
+        return []
+
+    def build_metadata(self, rows: Any) -> dict[str, Any]:
+        return {}
+
     def observe(self, batch: Any, features: Any, caches: Any, tap: Any = None) -> None: ...
 
     def first(self, batch: DraftBatch, caches: Any) -> Tensor:
@@ -474,6 +480,26 @@ class Summing(Counting):
         return batch.token_ids + caches["counting.seen"][batch.slots.long(), 0].long()
 
 
+class Waiting(Counting):
+    """Asks the device what it was shown."""
+
+    def observe(self, batch: Any, features: Any, caches: Any, tap: Any = None) -> None:
+        batch.positions.nonzero()
+
+
+class Counter:
+    """The speculator of a drafter."""
+
+    def __init__(self, drafter: type[Counting]) -> None:
+        self._drafter = drafter
+
+    def num_drafts(self, config: Any) -> int:
+        return self._drafter.num_drafts
+
+    def build(self, config: Any, model: Any, context: Any) -> Counting:
+        return self._drafter()
+
+
 SPECULATOR_FAULTS = {
     Crowding: ("test_sequences_are_independent",),
     Marking: ("test_proposing_leaves_no_trace",),
@@ -495,6 +521,13 @@ def test_speculators(fault: type[Counting], tmp_path: Path) -> None:
             getattr(suite, test)(drafting, prompts)
         elif test in SPECULATOR_FAULTS[fault]:
             notices(getattr(suite, test), drafting, prompts)
+
+
+def test_drafters_that_wait_for_the_device(tmp_path: Path) -> None:
+    suite, backend = testing.SpeculatorSuite(), PluginManager(["cpu"], environ={}).component("backend")
+    arguments = ToyArchitecture(), write_toy_checkpoint(tmp_path / "checkpoint"), backend, [[5, 9], [7] * 20, [3]]
+    suite.test_observing_does_not_wait_for_the_device(Counter(Counting), *arguments)
+    notices(suite.test_observing_does_not_wait_for_the_device, Counter(Waiting), *arguments)
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -532,17 +565,21 @@ class FaultyModel(ToyModel):
 
     fault = ""
 
-    def forward(self, batch: Any, caches: Any, tap: Any = None, features: Any = None) -> Tensor:
+    def build_metadata(self, rows: Any) -> Any:
         if self.fault == "chunks":  # takes the chunk's start for the sequence's
-            batch = attrs.evolve(batch, positions=batch.positions - batch.starts.long() % 2)
-        elif self.fault == "stale":  # goes on from what the slot holds
-            first = (batch.positions == 0).nonzero().flatten()
-            left = caches["toy.states"][batch.slots[first].long(), 1].to(torch.bfloat16)
-            return super().forward(batch, caches, tap, features).index_add(0, first, left)
-        elif self.fault == "neighbours":
-            hidden = super().forward(batch, caches, tap, features)
+            rows = attrs.evolve(rows, positions=np.maximum(rows.positions - rows.starts % 2, 0))
+        return super().build_metadata(rows)
+
+    def forward(self, batch: Any, caches: Any, tap: Any = None, features: Any = None) -> Tensor:
+        left = caches["toy.states"][batch.slots.long(), 1].to(torch.bfloat16)
+        hidden = super().forward(batch, caches, tap, features)
+        if self.fault == "stale":  # goes on from what the slot held
+            return torch.where(batch.positions[:, None] == 0, hidden + left, hidden)
+        if self.fault == "neighbours":
             return hidden + hidden.mean(0)
-        return super().forward(batch, caches, tap, features)
+        if self.fault == "waits" and bool((batch.positions > 9).any()):
+            return hidden + 0
+        return hidden
 
 
 class FaultyArchitecture(ToyArchitecture):
@@ -578,6 +615,13 @@ def test_models(fault: str, ring: int | None, test: str, extra: tuple[Any, ...],
     alone = [Sequences(model, 1, longest, backend.device).run_all([prompt])[0] for prompt in prompts]
     ways = Sequences(model, len(prompts), longest, backend.device), prompts, alone
     notices(getattr(suite, test), ways, *extra)
+
+
+def test_models_that_wait_for_the_device(tmp_path: Path) -> None:
+    suite, backend = testing.ModelSuite(), PluginManager(["cpu"], environ={}).component("backend")
+    checkpoint = write_toy_checkpoint(tmp_path / "checkpoint")
+    suite.test_a_forward_does_not_wait_for_the_device(ToyArchitecture(), checkpoint, backend)
+    notices(suite.test_a_forward_does_not_wait_for_the_device, FaultyArchitecture("waits"), checkpoint, backend)
 
 
 def test_architectures() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from deepinfer_core.interfaces.model import InputBatch
+from deepinfer_core.interfaces.model import BatchRows
 from deepinfer_core.worker.cache_engine import CacheEngine
+from deepinfer_core.worker.input_metadata import make_input_batch
 from deepinfer_plugin_deepseek.cache import buffer_name
 from deepinfer_plugin_deepseek.step import Step
 
 CASES = [(name, prompt) for name in ("v41-tiny-bf16", "v41-tiny-fp8fp4") for prompt in ("p17", "p100")]
 SLOT = 1
+CPU = torch.device("cpu")
 
 
 class Traced:
@@ -20,23 +23,23 @@ class Traced:
     def __init__(self, case, prompt: str) -> None:
         self.case, self.prompt, self.model = case, prompt, case.model
         self.tokens = case.values[f"{prompt}/input_ids"]
-        rows = len(self.tokens)
+        count = len(self.tokens)
 
-        def column(value: int) -> torch.Tensor:
-            return torch.full((rows,), value, dtype=torch.int32)
+        def column(value: int) -> np.ndarray:
+            return np.full(count, value, np.int32)
 
         padded = torch.cat([torch.full((self.model.token_lookback,), -1), self.tokens])
-        batch = InputBatch(
-            token_ids=self.tokens,
-            positions=torch.arange(rows),
+        contexts = padded.unfold(0, 1 + self.model.token_lookback, 1).flip(1).numpy()
+        rows = BatchRows(
+            positions=np.arange(count),
             seq_of_row=column(0),
             slots=column(SLOT),
             starts=column(0),
-            ends=column(rows - 1),
-            block_tables=torch.tensor([[1]], dtype=torch.int32),
-            context_ids=padded.unfold(0, 1 + self.model.token_lookback, 1).flip(1).contiguous(),
+            ends=column(count - 1),
+            block_tables=np.array([[1]], np.int32),
         )
-        self.caches = CacheEngine(self.model.cache_layout(), 2, 2, torch.device("cpu"))
+        batch = make_input_batch(rows, self.tokens.numpy(), contexts, CPU, self.model.build_metadata)
+        self.caches = CacheEngine(self.model.cache_layout(), 2, 2, CPU)
         self.seen: dict[str, torch.Tensor] = {}
         self.step = Step(batch, self.caches.tensors, self.model._kernels, self.model._inv_freq, self.seen.__setitem__)
 

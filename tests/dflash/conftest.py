@@ -12,11 +12,11 @@ from torch import Tensor
 
 from deepinfer_core import _C
 from deepinfer_core.interfaces.cache import CacheLayout
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext
-from deepinfer_core.interfaces.speculator import DraftBatch, Proposal
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext
+from deepinfer_core.interfaces.speculator import DraftBatch, Drafter, Proposal
 from deepinfer_core.model_loader import CheckpointIndex, load_weights
 from deepinfer_core.worker.cache_engine import CacheEngine
-from deepinfer_core.worker.input_metadata import build_input_batch
+from deepinfer_core.worker.input_metadata import build_input_batch, make_input_batch
 from deepinfer_kernels import ops
 from deepinfer_plugin_dflash.drafter import BlockDrafter
 from deepinfer_plugin_dflash.speculator import DFlash
@@ -30,22 +30,20 @@ def greedy(depth: int, logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def observed_batch(*chunks: tuple[int, int, int]) -> InputBatch:
-    """``(slot, first position, rows)`` of every sequence, as far as a drafter looks at a batch."""
-    rows = [(slot, start, position) for slot, start, n in chunks for position in range(start, start + n)]
-    slots, starts, positions = torch.tensor(rows).T.contiguous()
-    counts = torch.tensor([n for _, _, n in chunks])
-    ends = starts + counts.repeat_interleave(counts) - 1
-    return InputBatch(
-        token_ids=torch.zeros_like(positions),
-        positions=positions,
-        seq_of_row=torch.arange(len(chunks)).repeat_interleave(counts).int(),
-        slots=slots.int(),
-        starts=starts.int(),
-        ends=ends.int(),
-        block_tables=torch.zeros(len(chunks), 1, dtype=torch.int32),
-        context_ids=torch.zeros(len(rows), 1, dtype=torch.int64),
+def observed_batch(part: Model | Drafter, *chunks: tuple[int, int, int]) -> InputBatch:
+    """``(slot, first position, rows)`` of every sequence, with zeros for tokens, as ``part`` needs it."""
+    counts = [n for _, _, n in chunks]
+    slots, starts = (np.repeat(np.array([c[i] for c in chunks], np.int32), counts) for i in (0, 1))
+    rows = BatchRows(
+        positions=np.concatenate([np.arange(start, start + n) for _, start, n in chunks]),
+        seq_of_row=np.repeat(np.arange(len(chunks), dtype=np.int32), counts),
+        slots=slots,
+        starts=starts,
+        ends=starts + np.repeat(np.array(counts, np.int32), counts) - 1,
+        block_tables=np.arange(1, len(chunks) + 1, dtype=np.int32)[:, None],
     )
+    tokens = np.zeros(sum(counts), np.int64)
+    return make_input_batch(rows, tokens, tokens[:, None], CPU, part.build_metadata)
 
 
 class Drafting:
@@ -83,7 +81,8 @@ class Drafting:
         """
         self.scheduler.release_deferred()
         plan = self.scheduler.schedule()
-        batch = build_input_batch(plan, self.model.token_lookback, CPU)
+        builders = self.model.build_metadata, self.drafter.build_metadata
+        batch = build_input_batch(plan, self.model.token_lookback, CPU, *builders)
         self.features = self.drafter.new_features(len(batch))
         self.model.forward(batch, self.caches.tensors, features=self.features)
         self.seen.clear()

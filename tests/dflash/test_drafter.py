@@ -77,12 +77,12 @@ def test_batches_and_chunks_change_nothing(drafter, batch_of, pick_greedily, seq
                 chunks.append((i + 1, done[i], count))
                 values.append(f[done[i] : done[i] + count])
                 done[i] += count
-        drafter.observe(batch_of(*chunks), LayerFeatures(drafter.feature_layers, torch.cat(values)), together)
+        drafter.observe(batch_of(drafter, *chunks), LayerFeatures(drafter.feature_layers, torch.cat(values)), together)
     rows = [(token, length, i + 1) for i, (length, _, token) in enumerate(sequences)]
     joint = drafter.propose(drafts(*rows), together, pick_greedily)
     for i, (length, _, token) in enumerate(sequences):
         alone = empty_caches(drafter)
-        drafter.observe(batch_of((5, 0, length)), LayerFeatures(drafter.feature_layers, features[i]), alone)
+        drafter.observe(batch_of(drafter, (5, 0, length)), LayerFeatures(drafter.feature_layers, features[i]), alone)
         identical(take(joint, i), drafter.propose(drafts((token, length, 5)), alone, pick_greedily))
 
 
@@ -93,10 +93,10 @@ def test_rejected_rows_leave_no_trace(drafter, batch_of, pick_greedily, length, 
     layers, right, wrong = drafter.feature_layers, features_of(drafter, 64, seed), features_of(drafter, 64, seed + 1)
     total = length + min(taken, rejected)
     caches, clean = empty_caches(drafter), empty_caches(drafter)
-    drafter.observe(batch_of((1, 0, length)), LayerFeatures(layers, right[:length]), caches)
+    drafter.observe(batch_of(drafter, (1, 0, length)), LayerFeatures(layers, right[:length]), caches)
     step = torch.cat([right[length:total], wrong[total : length + rejected]])
-    drafter.observe(batch_of((1, length, rejected)), LayerFeatures(layers, step), caches)
-    drafter.observe(batch_of((1, 0, total)), LayerFeatures(layers, right[:total]), clean)
+    drafter.observe(batch_of(drafter, (1, length, rejected)), LayerFeatures(layers, step), caches)
+    drafter.observe(batch_of(drafter, (1, 0, total)), LayerFeatures(layers, right[:total]), clean)
     identical(*(drafter.propose(drafts((9, total, 1)), held, pick_greedily) for held in (caches, clean)))
 
 
@@ -106,7 +106,7 @@ def test_threads_change_nothing(drafter, batch_of, pick_greedily):
     for count in (1, 2):
         cpu.set_num_threads(count)
         caches = empty_caches(drafter)
-        drafter.observe(batch_of((1, 0, 40)), LayerFeatures(layers, features), caches)
+        drafter.observe(batch_of(drafter, (1, 0, 40)), LayerFeatures(layers, features), caches)
         results.append(drafter.propose(drafts((3, 40, 1)), caches, pick_greedily))
     cpu.set_num_threads(threads)
     identical(*results)
@@ -133,9 +133,8 @@ def test_features_are_the_stream_means_and_cost_the_model_nothing(golden, golden
     tokens = golden_case(NAME).values["p60/input_ids"]
     padded = torch.cat([torch.full((model.token_lookback,), -1), tokens])
     batch = attrs.evolve(
-        batch_of((1, 0, len(tokens))),
+        batch_of(model, (1, 0, len(tokens))),
         token_ids=tokens,
-        block_tables=torch.tensor([[1]], dtype=torch.int32),
         context_ids=padded.unfold(0, 1 + model.token_lookback, 1).flip(1).contiguous(),
     )
 
@@ -154,7 +153,9 @@ def test_features_are_the_stream_means_and_cost_the_model_nothing(golden, golden
 
 def test_drafting_reads_the_caches_only(drafter, batch_of, pick_greedily):
     caches = empty_caches(drafter)
-    drafter.observe(batch_of((2, 0, 30)), LayerFeatures(drafter.feature_layers, features_of(drafter, 30, 5)), caches)
+    drafter.observe(
+        batch_of(drafter, (2, 0, 30)), LayerFeatures(drafter.feature_layers, features_of(drafter, 30, 5)), caches
+    )
     before = {name: value.clone() for name, value in caches.items()}
     first = drafter.propose(drafts((8, 30, 2)), caches, pick_greedily)
     assert all(torch.equal(value, before[name]) for name, value in caches.items())

@@ -198,15 +198,14 @@ def test_compressor_across_prefill_and_decode(family: KernelFamily) -> None:
     values = family.linear(x, DenseWeight(golden["wkv"]), torch.float32)
     scores = family.linear(x, DenseWeight(golden["wgate"]), torch.float32)
     state = torch.zeros(2, 3, 2, dim)
-    ends = {0: 6, 7: 7}
-    latents = []
-    for begin, end in ends.items():
-        positions = torch.arange(begin, end + 1, dtype=torch.int32)
-        slots, starts = torch.ones_like(positions), torch.full_like(positions, begin)
-        rows = ((positions + 1) % 2 == 0).nonzero()[:, 0].int()
-        chunk = values[begin : end + 1].contiguous(), scores[begin : end + 1].contiguous()
-        latents.append(family.compress_pool(*chunk, state, slots, starts, positions, rows, 2))
-        family.store_compress_state(*chunk, state, slots, positions, torch.full_like(positions, end))
+    slot, latents = 3, []  # the second one's first place
+    # A prompt of seven, whose last token opens a group, and the one that ends it.
+    for begin, end, members in ((0, 7, [[0, 1], [2, 3], [4, 5]]), (7, 8, [[-1 - (slot + 6 % 3), 0]])):
+        chunk = values[begin:end].contiguous(), scores[begin:end].contiguous()
+        latents.append(family.compress_pool(*chunk, state, torch.tensor(members)))
+        positions = torch.arange(begin, end)
+        places = torch.where(positions >= end - 3, slot + positions % 3, -1)
+        family.store_compress_state(*chunk, state, places)
     for latent, name in zip(latents, ("latent_prefill7", "latent_decode7"), strict=True):
         # The published compressor rounds the pooled latent to bf16 before its norm.
         close(family.rms_norm(latent.to(torch.bfloat16), golden["norm"], 1e-20), golden[name][0])

@@ -116,8 +116,14 @@ class Layer:
     ) -> dict[int, Tensor]:
         values, scores = self._gather("values", rows), self._gather("scores", rows)
         enders = ((position + 1) % RATIO == 0).nonzero()[:, 0]
-        pooled = self.ops.compress_pool(values, scores, self.state, slots, start, position, enders.int(), RATIO)
-        self.ops.store_compress_state(values, scores, self.state, slots, position, end)
+        ring = self.state.shape[1]
+        back = torch.arange(RATIO - 1, -1, -1)
+        at = position[enders, None] - back
+        held = -1 - (slots[enders, None] * ring + at % ring)
+        members = torch.where(at >= start[enders, None], enders[:, None] - back, held)
+        pooled = self.ops.compress_pool(values, scores, self.state, members)
+        kept = torch.where(position > end - ring, slots * ring + position % ring, -1).long()
+        self.ops.store_compress_state(values, scores, self.state, kept)
         entry = (position // RATIO)[enders].long()
         pages = self.block_tables[(slots - 1)[enders].long(), entry // PAGE]
         flat = pages.long() * PAGE + entry % PAGE
@@ -272,9 +278,14 @@ def test_long_index_lists_span_segments() -> None:
             assert torch.equal(one, other), f"{threads} threads"
 
 
-def test_skipped_slots_write_nothing() -> None:
-    cache = torch.zeros(2, 3, 5, dtype=torch.uint8)
-    records = torch.arange(1, 11, dtype=torch.uint8).reshape(2, 5)
-    ops.cpu.store_records(cache, torch.tensor([-1, 4]), records)
-    assert cache.flatten(0, 1)[4].tolist() == [6, 7, 8, 9, 10]
-    assert int((cache != 0).sum()) == 5
+@pytest.mark.parametrize("family", ["reference", "cpu"])
+@pytest.mark.parametrize("slots", [[-1, 4], [4, -1], [-1, -1], [0, 5], []])
+def test_skipped_slots_write_nothing(family: str, slots: list[int]) -> None:
+    before = torch.arange(100, 130, dtype=torch.uint8).reshape(2, 3, 5)
+    records = torch.arange(1, 11, dtype=torch.uint8).reshape(2, 5)[: len(slots)]
+    cache, expected = before.clone(), before.clone().flatten(0, 1)
+    ops.family(family).store_records(cache, torch.tensor(slots, dtype=torch.int64), records)
+    for slot, record in zip(slots, records, strict=True):
+        if slot >= 0:
+            expected[slot] = record
+    assert torch.equal(cache.flatten(0, 1), expected)

@@ -76,7 +76,7 @@ def test_what_the_model_plugin_ships_comes_before_the_built_in_defaults(write: I
         '[[component]]\nseam = "sampler"\nname = "s"\nobject = "plugin_full:Sampler"\n'
     )
     code = MODEL.format(label="full").replace("Thing", "Model") + "class Sampler:\n    def sample(self): ...\n"
-    write("full", f'name = "full"\napi = ">=1.0,<2"\n{components}', code)
+    write("full", f'name = "full"\napi = ">=1.0,<3"\n{components}', code)
     found = manager()
     assert row(found, "default").state == "active"
     assert found.model_for("Full").label == "full"

@@ -40,6 +40,9 @@ class FakeDrafter:
     def cache_layout(self) -> CacheLayout:
         return CacheLayout((), ())
 
+    def build_metadata(self, rows: Any) -> Mapping[str, Any]:
+        return {}
+
     def new_features(self, rows: int) -> Any:
         raise AssertionError("there are no feature layers")
 

@@ -1,6 +1,7 @@
 """The CPU family: native kernels whose result for a row depends on that row alone, bit for bit.
 
-See ``kernels/csrc/core.h`` for the order of summation. Arguments were checked by the op interface.
+See ``kernels/csrc/core.h`` for the order of summation. Arguments were checked by the op interface,
+indices are checked here.
 """
 
 from deepinfer_kernels._cpu import get_isa, get_num_threads, set_isa, set_num_threads

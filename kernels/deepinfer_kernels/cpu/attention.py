@@ -9,35 +9,25 @@ from torch import Tensor
 
 from deepinfer_kernels import _cpu
 from deepinfer_kernels.cpu.arrays import address
+from deepinfer_kernels.cpu.bounds import below, within, within_tables
 
 
-def compress_pool(
-    values: Tensor,
-    scores: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    positions: Tensor,
-    rows: Tensor,
-    ratio: int,
-) -> Tensor:
+def compress_pool(values: Tensor, scores: Tensor, state: Tensor, members: Tensor) -> Tensor:
     """See the interface."""
-    groups, dim = rows.shape[0], values.shape[1]
+    (groups, ratio), (rows, dim) = members.shape, values.shape
+    below("members", members.numpy(), rows, "(rows)")
+    below("-1 - members", -1 - members.numpy(), state.shape[0] * state.shape[1], "(places of state)")
     out = torch.empty(groups, dim)
-    inputs = values.data_ptr(), scores.data_ptr(), state.data_ptr()
-    places = slots.data_ptr(), starts.data_ptr(), positions.data_ptr(), rows.data_ptr()
-    _cpu.compress_pool(*inputs, *places, out.data_ptr(), groups, dim, state.shape[1], ratio)
+    inputs = values.data_ptr(), scores.data_ptr(), state.data_ptr(), members.data_ptr()
+    _cpu.compress_pool(*inputs, out.data_ptr(), groups, dim, ratio)
     return out
 
 
-def store_compress_state(
-    values: Tensor, scores: Tensor, state: Tensor, slots: Tensor, positions: Tensor, ends: Tensor
-) -> None:
+def store_compress_state(values: Tensor, scores: Tensor, state: Tensor, places: Tensor) -> None:
     """See the interface."""
-    rows, dim = values.shape
-    arrays = values.data_ptr(), scores.data_ptr(), state.data_ptr()
-    places = slots.data_ptr(), positions.data_ptr(), ends.data_ptr()
-    _cpu.store_compress_state(*arrays, *places, rows, dim, state.shape[1])
+    below("places", places.numpy(), state.shape[0] * state.shape[1], "(places of state)")
+    arrays = values.data_ptr(), scores.data_ptr(), state.data_ptr(), places.data_ptr()
+    _cpu.store_compress_state(*arrays, *values.shape)
 
 
 def index_topk(
@@ -54,6 +44,7 @@ def index_topk(
 ) -> tuple[Tensor, Tensor | None]:
     """See the interface."""
     rows, heads, dim = q.shape
+    within_tables("visible - 1", visible.numpy() - 1, block_tables.shape, seq_of_row.numpy(), key_cache.shape[1])
     indices = torch.empty(rows, topk, dtype=torch.int32)
     blocks = torch.empty(rows, keep_blocks, dtype=torch.int32) if keep_blocks else None
     candidates = -1 if candidate_blocks is None else candidate_blocks.shape[1]
@@ -84,8 +75,10 @@ def sparse_attention(
     places = slots.data_ptr(), starts.data_ptr(), positions.data_ptr()
     window = (window_cache.data_ptr(), chunk_records.data_ptr(), *places, window_cache.shape[1], window_size)
     compressed = (0, 0, 0, 0, 0, 0, 0)
-    if compressed_cache is not None and block_tables is not None and indices is not None:
-        lists = block_tables.data_ptr(), address(seq_of_row), indices.data_ptr()
+    if compressed_cache is not None:
+        assert block_tables is not None and seq_of_row is not None and indices is not None, "they come together"
+        within_tables("indices", indices.numpy(), block_tables.shape, seq_of_row.numpy(), compressed_cache.shape[1])
+        lists = block_tables.data_ptr(), seq_of_row.data_ptr(), indices.data_ptr()
         sizes = compressed_cache.shape[1], block_tables.shape[1], indices.shape[1]
         compressed = (compressed_cache.data_ptr(), *lists, *sizes)
     _cpu.sparse_attention(q.data_ptr(), sink.data_ptr(), scale, window, compressed, out.data_ptr(), *q.shape)
@@ -103,6 +96,7 @@ def draft_attention(
     window_size: int,
 ) -> Tensor:
     """See the interface."""
+    within("slots", slots.numpy(), len(window_cache))
     out = torch.empty_like(q)
     places = slots.data_ptr(), starts.data_ptr()
     sizes = window_cache.shape[1], window_size, q.shape[0] // max(len(slots), 1)
@@ -136,6 +130,7 @@ def paged_attention(
     window_size: int | None,
 ) -> Tensor:
     """See the interface."""
+    within_tables("positions", positions.numpy(), block_tables.shape, seq_of_row.numpy(), key_cache.shape[2])
     out = torch.empty_like(q)
     caches = key_cache.data_ptr(), value_cache.data_ptr()
     places = block_tables.data_ptr(), seq_of_row.data_ptr(), positions.data_ptr()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer_kernels import _cpu
 from deepinfer_kernels.cpu.arrays import native_weight
+from deepinfer_kernels.cpu.bounds import within
 from deepinfer_kernels.weights import Weight
 
 
@@ -41,6 +42,7 @@ def moe_experts(
     quantize_input: bool,
 ) -> Tensor:
     """See the interface."""
+    within("ids", ids.numpy(), w1.shape[0])
     out = torch.empty(x.shape, dtype=torch.float32)
     rows, k = ids.shape
     inputs = x.data_ptr(), ids.data_ptr(), weights.data_ptr()

@@ -1,5 +1,8 @@
 """The op interface: each function documents an op, checks a call's arguments and returns nothing.
 
+Kinds and shapes are checked, never what a tensor holds: to read that is to wait for the device. Families whose kernels
+run on the host check indices themselves (:mod:`deepinfer_kernels.cpu.bounds`).
+
 Implementations live in one package per kernel family and are reached through :mod:`deepinfer_kernels.ops`.
 """
 

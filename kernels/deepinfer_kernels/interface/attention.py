@@ -18,50 +18,27 @@ def _chunk_rows(rows: int, **columns: Tensor) -> None:
         checks.tensor(name, column, (rows,), torch.int32)
 
 
-def _within_tables(name: str, last: Tensor, block_tables: Tensor, seq_of_row: Tensor, entries: int) -> None:
-    """Check that entries up to ``last`` lie in their sequences' tables: native code reads where these point."""
-    if last.numel() == 0:
-        return
-    sequences, pages = block_tables.shape
-    if int(seq_of_row.max()) >= sequences:
-        raise ValueError(f"seq_of_row must be below {sequences} (block_tables), got {int(seq_of_row.max())}")
-    if int(last.max()) >= pages * entries:
-        raise ValueError(f"{name} must be below {pages * entries} (entries of block_tables), got {int(last.max())}")
+def compress_pool(values: Tensor, scores: Tensor, state: Tensor, members: Tensor) -> None:
+    """``values``, ``scores`` ``[N,D]`` f32; ``state [slots, ring, 2, D]`` f32 (value, score of rows of earlier steps);
+    ``members [G,ratio]`` int64, who is pooled: a row, or ``-1 - place`` for the flat place ``slot·ring + p % ring`` of
+    ``state`` → f32 ``[G,D]``, ``Σ softmax(scores) ⊙ values`` over a group's members, per channel.
 
-
-def compress_pool(
-    values: Tensor,
-    scores: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    positions: Tensor,
-    rows: Tensor,
-    ratio: int,
-) -> None:
-    """``values``, ``scores`` ``[N,D]`` f32; ``state [slots, ring, 2, D]`` f32 (value, score at ``position % ring``);
-    ``slots``, ``starts``, ``positions`` ``[N]`` int32; ``rows [G]`` int32, the rows that end a group → f32 ``[G,D]``.
-
-    Each output is ``Σ softmax(scores) ⊙ values`` over the ``ratio`` positions up to its row's, per channel.
+    The gated pooling of DeepSeek-V4.1's KV compressor.
     """
     count, dim = checks.tensor("values", values, (None, None), torch.float32)
     checks.tensor("scores", scores, (count, dim), torch.float32)
-    _, ring, _, _ = checks.tensor("state", state, (None, None, 2, dim), torch.float32)
-    _chunk_rows(count, slots=slots, starts=starts, positions=positions)
-    checks.tensor("rows", rows, (None,), torch.int32)
-    if ring < ratio - 1:
-        raise ValueError(f"state must have a ring of at least {ratio - 1} for ratio {ratio}, got {ring}")
+    checks.tensor("state", state, (None, None, 2, dim), torch.float32)
+    _, ratio = checks.tensor("members", members, (None, None), torch.int64)
+    checks.positive("columns of members (the ratio)", ratio)
 
 
-def store_compress_state(
-    values: Tensor, scores: Tensor, state: Tensor, slots: Tensor, positions: Tensor, ends: Tensor
-) -> None:
-    """Write the last ``ring`` rows of each chunk into ``state`` in place (see :func:`compress_pool`);
-    ``ends [N]`` int32 is the last position of each row's chunk."""
+def store_compress_state(values: Tensor, scores: Tensor, state: Tensor, places: Tensor) -> None:
+    """Write rows into ``state`` in place (see :func:`compress_pool`), row ``i`` at flat place ``places[i]``
+    (``[N]`` int64; −1 skips the row)."""
     count, dim = checks.tensor("values", values, (None, None), torch.float32)
     checks.tensor("scores", scores, (count, dim), torch.float32)
     checks.tensor("state", state, (None, None, 2, dim), torch.float32)
-    _chunk_rows(count, slots=slots, positions=positions, ends=ends)
+    checks.tensor("places", places, (count,), torch.int64)
 
 
 def index_topk(
@@ -82,7 +59,8 @@ def index_topk(
     ``block_tables [S,pages]`` int32, ``seq_of_row``, ``visible`` ``[N]`` int32 (entries below ``visible`` compete)
     → ``indices [N,topk]`` int32, ascending, −1 padded; ``blocks [N,keep_blocks]`` likewise, or None.
 
-    ``score = Σ_h weight_h·relu(q_h·k)`` with bf16 products and sum; ties go to the lowest index. With
+    ``score = Σ_h weight_h·relu(q_h·k)``, the lightning indexer of DeepSeek-V3.2 (arXiv:2512.02556, eq. 1), with bf16
+    products and sum; ties go to the lowest index. With
     ``candidate_blocks [N,C]`` int32 only entries of those blocks (``block_size`` entries each) compete.
     ``keep_blocks > 0`` also selects that many blocks by their best score, the newest entry's block always.
     """
@@ -91,7 +69,6 @@ def index_topk(
     checks.tensor("key_cache", key_cache, (None, None, checks.codec(INDEX_CODEC, dim)), torch.uint8)
     checks.tensor("block_tables", block_tables, (None, None), torch.int32)
     _chunk_rows(rows, seq_of_row=seq_of_row, visible=visible)
-    _within_tables("visible - 1", visible - 1, block_tables, seq_of_row, key_cache.shape[1])
     checks.positive("topk", topk)
     if candidate_blocks is not None:
         checks.tensor("candidate_blocks", candidate_blocks, (rows, None), torch.int32)
@@ -142,7 +119,6 @@ def sparse_attention(
     checks.tensor("block_tables", block_tables, (None, None), torch.int32)
     _chunk_rows(rows, seq_of_row=seq_of_row)
     checks.tensor("indices", indices, (rows, None), torch.int32)
-    _within_tables("indices", indices, block_tables, seq_of_row, compressed_cache.shape[1])
 
 
 def draft_attention(
@@ -167,15 +143,13 @@ def draft_attention(
     rows, heads, dim = checks.tensor("q", q, (None, None, None), torch.bfloat16)
     checks.tensor("sink", sink, (heads,), torch.float32)
     record = checks.codec(WINDOW_CODEC, dim)
-    held, ring, _ = checks.tensor("window_cache", window_cache, (None, None, record), torch.uint8)
+    _, ring, _ = checks.tensor("window_cache", window_cache, (None, None, record), torch.uint8)
     checks.tensor("block_records", block_records, (rows, record), torch.uint8)
     (blocks,) = checks.tensor("slots", slots, (None,), torch.int32)
     checks.tensor("starts", starts, (blocks,), torch.int32)
     if ring < window_size:
         raise ValueError(f"window_cache must have a ring of at least {window_size}, got {ring}")
     checks.multiple("rows of q", rows, max(blocks, 1))
-    if blocks and not 0 <= int(slots.min()) <= int(slots.max()) < held:
-        raise ValueError(f"slots must be in 0..{held - 1}, got {int(slots.min())}..{int(slots.max())}")
     if rows and not blocks:
         raise ValueError(f"slots must name at least one block for {rows} rows of q, got none")
 
@@ -207,6 +181,5 @@ def paged_attention(
     checks.multiple("heads of q", heads, pages[1])
     checks.tensor("block_tables", block_tables, (None, None), torch.int32)
     _chunk_rows(rows, seq_of_row=seq_of_row, positions=positions)
-    _within_tables("positions", positions, block_tables, seq_of_row, pages[2])
     if window_size is not None:
         checks.positive("window_size", window_size)

@@ -32,8 +32,6 @@ def unpack_kv(records: Tensor, codec: str, dim: int) -> None:
 def store_records(cache: Tensor, slots: Tensor, records: Tensor) -> None:
     """Write ``records [N,B]`` uint8 into ``cache [P,E,B]`` in place, record ``i`` at flat entry ``slots[i]``
     (int64, ``page·E + entry``; −1 skips the record)."""
-    pages, entries, size = checks.tensor("cache", cache, (None, None, None), torch.uint8)
+    _, _, size = checks.tensor("cache", cache, (None, None, None), torch.uint8)
     rows, _ = checks.tensor("records", records, (None, size), torch.uint8)
     checks.tensor("slots", slots, (rows,), torch.int64)
-    if rows and int(slots.max()) >= pages * entries:
-        raise ValueError(f"slots must be below {pages * entries} for this cache, got {int(slots.max())}")

@@ -1,4 +1,4 @@
-"""Engram: conditional n-gram memory."""
+"""Engram: conditional n-gram memory (Conditional Memory via Scalable Lookup, DeepSeek 2026, arXiv:2601.07372)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Manifold-constrained hyper-connections: ``m`` residual streams of width ``d``."""
+"""Manifold-constrained hyper-connections: ``m`` residual streams of width ``d`` (mHC, Xie et al. 2025,
+arXiv:2512.24880; after Hyper-Connections, Zhu et al. 2024, arXiv:2409.19606)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def hyper_connection_mix(
     ``post [N,m]``, ``comb [N,m,m]`` f32.
 
     One RMS statistic over all streams; ``pre = σ + eps``, ``post = 2σ``; ``comb`` is a row softmax made
-    doubly stochastic by ``sinkhorn_iters`` Sinkhorn–Knopp rounds (columns last).
+    doubly stochastic by ``sinkhorn_iters`` Sinkhorn–Knopp rounds (1967), rows and columns in turn, columns last.
     """
     _, streams, dim = checks.tensor("x", x, (None, None, None), torch.bfloat16)
     mixes = streams * (2 + streams)

@@ -1,7 +1,8 @@
-"""Hyper-connections around a sublayer.
+"""Hyper-connections around a sublayer: Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), with the streams' mixing
+made doubly stochastic as in mHC: Manifold-Constrained Hyper-Connections (Xie et al. 2025, arXiv:2512.24880).
 
-A sublayer's input is collapsed with the mix that the sublayer before it handed on; its own coefficients
-come from the streams at the same moment.
+DeepSeek-V4.1 shifts them: a sublayer's input is collapsed with the mix that the sublayer before it handed on; its own
+coefficients come from the streams at the same moment.
 """
 
 from __future__ import annotations
@@ -44,5 +45,5 @@ class HyperConnection:
 def first_mix(rows: int, mult: int, device: torch.device) -> Tensor:
     """The mix handed to the first sublayer, ``[N,m]`` f32: stream 0 alone."""
     pre = torch.zeros(rows, mult, dtype=torch.float32, device=device)
-    pre[:, 0] = 1.0
+    pre[:, 0].fill_(1.0)
     return pre

@@ -1,4 +1,7 @@
-"""Compressor, two-level indexer, and attention over window rings, pages and draft blocks."""
+"""Compressor, two-level indexer, and attention over window rings, pages and draft blocks.
+
+All rows at once, with fixed shapes: nothing is read back from the device to decide what is computed.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +9,57 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.codecs import COMPRESSED_CODEC, INDEX_CODEC, WINDOW_CODEC
-from deepinfer_kernels.reference.codec import unpack_kv
+from deepinfer_kernels.reference.codec import scatter_rows, unpack_kv
 
 #: Attention probabilities are rounded relative to the running maximum over chunks of this many keys.
 PROBABILITY_CHUNK = 64
 
 
-def compress_pool(
-    values: Tensor,
-    scores: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    positions: Tensor,
-    rows: Tensor,
-    ratio: int,
-) -> Tensor:
+def compress_pool(values: Tensor, scores: Tensor, state: Tensor, members: Tensor) -> Tensor:
     """See the interface."""
-    ring = state.shape[1]
-    out = torch.empty(len(rows), values.shape[1], dtype=torch.float32)
-    for g, row in enumerate(rows.tolist()):
-        members = []
-        for q in range(int(positions[row]) - ratio + 1, int(positions[row]) + 1):
-            if q >= int(starts[row]):
-                source = row - (int(positions[row]) - q)
-                members.append((values[source], scores[source]))
-            else:
-                members.append(tuple(state[int(slots[row]), q % ring]))
-        value, score = (torch.stack(part) for part in zip(*members, strict=True))
-        out[g] = (value * score.softmax(0)).sum(0)
-    return out
+    held = state.flatten(0, 1)[(-1 - members).clamp_min(0)]
+    here, rows = (members >= 0)[..., None], members.clamp_min(0)
+    value, score = (torch.where(here, source[rows], held[:, :, part]) for part, source in enumerate((values, scores)))
+    return (value * score.softmax(1)).sum(1)
 
 
-def store_compress_state(
-    values: Tensor, scores: Tensor, state: Tensor, slots: Tensor, positions: Tensor, ends: Tensor
-) -> None:
+def store_compress_state(values: Tensor, scores: Tensor, state: Tensor, places: Tensor) -> None:
     """See the interface."""
-    ring = state.shape[1]
-    live = (positions > ends - ring).nonzero()[:, 0]
-    place = slots[live].long(), (positions[live] % ring).long()
-    state[place] = torch.stack([values[live], scores[live]], 1)
+    scatter_rows(state.flatten(0, 1).flatten(1), places, torch.cat([values, scores], 1))
 
 
-def _entries(cache: Tensor, block_table: Tensor, indices: Tensor) -> Tensor:
-    """Records of a sequence's entries ``indices``."""
-    per_page = cache.shape[1]
-    indices = indices.long()
-    return cache[block_table[indices // per_page].long(), indices % per_page]
+def _entries(cache: Tensor, tables: Tensor, indices: Tensor) -> Tensor:
+    """Records of entries ``indices [N,K]`` of sequences with block tables ``tables [N,pages]`` → ``[N,K,B]``."""
+    per_page, indices = cache.shape[1], indices.long()
+    return cache[tables.gather(1, indices // per_page).long(), indices % per_page]
 
 
-def _top_ascending(scores: Tensor, count: int) -> Tensor:
-    """Positions of the ``count`` largest scores (ties: lowest position), ascending."""
-    order = scores.argsort(descending=True, stable=True)[:count]
-    return order.sort().values
+def _unpacked(records: Tensor, codec: str, dim: int) -> Tensor:
+    """``records [A,B,record]`` → bf16 ``[A,B,dim]``."""
+    return unpack_kv(records.flatten(0, 1), codec, dim).view(*records.shape[:2], dim)
 
 
-def _padded(values: Tensor, width: int) -> Tensor:
-    out = torch.full((width,), -1, dtype=torch.int32)
-    out[: len(values)] = values.to(torch.int32)
+def _best(scores: Tensor, eligible: Tensor, count: int) -> Tensor:
+    """Of each row the ``count`` eligible places with the largest scores (ties: lowest), ascending, −1 padded.
+
+    ``scores [N,L]`` f32, ``eligible [N,L]`` bool → ``[N, count]`` int32.
+    """
+    rows, length = scores.shape
+    order = scores.masked_fill(~eligible, -torch.inf).argsort(dim=-1, descending=True, stable=True)[:, :count]
+    chosen = torch.where(eligible.gather(1, order), order, length).sort(-1).values
+    out = torch.full((rows, count), -1, dtype=torch.int32, device=scores.device)
+    out[:, : chosen.shape[1]] = torch.where(chosen < length, chosen, -1)
     return out
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Scores of one row: ``q [H,D]``, ``weights [H]``, ``keys [L,D]`` bf16 → bf16 ``[L]``.
+    """``q [N,H,D]``, ``weights [N,H]``, ``keys [N,L,D]`` bf16 → bf16 ``[N,L]``.
 
     The dot product, its weighted value and the sum over heads each round to bf16.
     """
-    dots = (q.double() @ keys.double().T).to(torch.bfloat16)
-    weighted = dots.relu() * weights[:, None]
-    return weighted.double().sum(0).to(torch.bfloat16)
+    dots = (q.double() @ keys.double().mT).to(torch.bfloat16)
+    weighted = dots.relu() * weights[..., None]
+    return weighted.double().sum(1).to(torch.bfloat16)
 
 
 def index_topk(
@@ -90,58 +75,64 @@ def index_topk(
     keep_blocks: int,
 ) -> tuple[Tensor, Tensor | None]:
     """See the interface."""
-    dim = q.shape[-1]
-    picked, kept = [], []
-    for row in range(len(q)):
-        length = int(visible[row])
-        pool = torch.arange(length)
-        if candidate_blocks is not None:
-            blocks = candidate_blocks[row][candidate_blocks[row] >= 0]
-            pool = (blocks[:, None].long() * block_size + torch.arange(block_size)).flatten()
-            pool = pool[pool < length]
-        records = _entries(key_cache, block_tables[int(seq_of_row[row])], pool)
-        scores = index_scores(q[row], weights[row], unpack_kv(records, INDEX_CODEC, dim)).float()
-        picked.append(_padded(pool[_top_ascending(scores, topk)], topk))
-        if keep_blocks:
-            kept.append(_padded(_candidate_blocks(scores, block_size, keep_blocks), keep_blocks))
-    indices = torch.stack(picked) if picked else torch.empty(0, topk, dtype=torch.int32)
+    sequences, pages = block_tables.shape
+    records = key_cache[block_tables.long()].view(sequences, pages * key_cache.shape[1], key_cache.shape[2])
+    keys = _unpacked(records, INDEX_CODEC, q.shape[-1])[seq_of_row.long()]
+    scores = index_scores(q, weights, keys).float()
+    place = torch.arange(scores.shape[1], device=q.device)
+    eligible = place < visible[:, None]
+    if candidate_blocks is not None:
+        eligible = eligible & _in_blocks(place // block_size, candidate_blocks)
+    indices = _best(scores, eligible, topk)
     if not keep_blocks:
         return indices, None
-    return indices, torch.stack(kept) if kept else torch.empty(0, keep_blocks, dtype=torch.int32)
+    return indices, _candidate_blocks(scores.masked_fill(~eligible, -torch.inf), visible, block_size, keep_blocks)
 
 
-def _candidate_blocks(scores: Tensor, block_size: int, keep_blocks: int) -> Tensor:
-    """Blocks with the largest best score; the one that holds the newest entry is always kept."""
-    if scores.numel() == 0:
-        return torch.empty(0, dtype=torch.int64)
-    padding = -scores.numel() % block_size
-    best = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
-    best = best.unflatten(0, (-1, block_size)).amax(-1)
-    best[-1] = torch.inf
-    return _top_ascending(best, keep_blocks)
+def _in_blocks(block_of_place: Tensor, blocks: Tensor) -> Tensor:
+    """Whether each place's block ``[L]`` is among a row's ``blocks [N,C]`` (−1: none) → ``[N,L]`` bool."""
+    count = len(block_of_place)
+    member = torch.zeros(len(blocks), count + 1, dtype=torch.bool, device=blocks.device)
+    member.scatter_(1, torch.where(blocks < 0, count, blocks).long().clamp_max(count), True)
+    return member[:, block_of_place]
+
+
+def _candidate_blocks(scores: Tensor, visible: Tensor, block_size: int, keep_blocks: int) -> Tensor:
+    """Blocks with the largest best score; the one that holds the newest entry is always kept.
+
+    ``scores [N,L]`` f32, −inf where not visible.
+    """
+    rows, length = scores.shape
+    count = -(-length // block_size)
+    padded = torch.nn.functional.pad(scores, (0, count * block_size - length), value=-torch.inf)
+    best = padded.view(rows, count, block_size).amax(-1)
+    block, newest = torch.arange(count, device=scores.device), (visible - 1)[:, None] // block_size
+    return _best(best.masked_fill(block == newest, torch.inf), block <= newest, keep_blocks)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
-    """One row: ``q [H,D]`` over ``keys``, ``values`` ``[L,D]``, of which ``valid [L]`` count → bf16 ``[H,D]``."""
-    heads, dim = q.shape
-    total = torch.zeros(heads, dim, dtype=torch.float64)
-    denominator = torch.zeros(heads)
-    peak = torch.full((heads,), -torch.inf)
-    scores = ((q.double() @ keys.double().T).float() * scale).masked_fill(~valid, -torch.inf)
-    for begin in range(0, len(keys), PROBABILITY_CHUNK):
-        part = scores[:, begin : begin + PROBABILITY_CHUNK]
-        new_peak = torch.maximum(peak, part.amax(-1))
-        base = torch.where(new_peak.isinf(), torch.zeros_like(new_peak), new_peak)
+    """``q [...,H,D]`` over ``keys``, ``values`` ``[...,L,D]``, of which ``valid [...,L]`` count, ``sink [H]`` f32 →
+    bf16 ``[...,H,D]``. Leading dimensions broadcast."""
+    total = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    denominator = torch.zeros(q.shape[:-1], device=q.device)
+    peak = torch.full_like(denominator, -torch.inf)
+    for begin in range(0, keys.shape[-2], PROBABILITY_CHUNK):
+        chunk = slice(begin, begin + PROBABILITY_CHUNK)
+        ignored = ~valid[..., chunk]
+        # What does not count may be anything, NaN too.
+        key, value = (part[..., chunk, :].double().masked_fill(ignored[..., None], 0) for part in (keys, values))
+        scores = ((q.double() @ key.mT).float() * scale).masked_fill(ignored[..., None, :], -torch.inf)
+        new_peak = torch.maximum(peak, scores.amax(-1))
+        base = torch.where(new_peak.isinf(), 0, new_peak)
         shrink = torch.exp(peak - base)
-        prob = torch.exp(part - base[:, None])
+        prob = torch.exp(scores - base[..., None])
         denominator = denominator * shrink + prob.sum(-1)
-        weighted = prob.to(torch.bfloat16).double() @ values[begin : begin + PROBABILITY_CHUNK].double()
-        total = total * shrink.double()[:, None] + weighted
+        total = total * shrink.double()[..., None] + prob.to(torch.bfloat16).double() @ value
         peak = new_peak
-    base = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
+    base = torch.where(peak.isinf(), 0, peak)
     denominator = denominator + torch.exp(sink - base)
-    out = total.float() / denominator[:, None]
-    return torch.where(valid.any(), out, torch.zeros_like(out)).to(torch.bfloat16)
+    out = total.float() / denominator[..., None]
+    return torch.where(valid.any(-1)[..., None, None], out, 0).to(torch.bfloat16)
 
 
 def sparse_attention(
@@ -160,28 +151,24 @@ def sparse_attention(
     indices: Tensor | None,
 ) -> Tensor:
     """See the interface."""
-    dim, ring = q.shape[-1], window_cache.shape[1]
-    out = torch.empty_like(q)
-    for row in range(len(q)):
-        position, start = int(positions[row]), int(starts[row])
-        window = range(max(0, position - window_size + 1), position + 1)
-        records = [
-            chunk_records[row - (position - p)] if p >= start else window_cache[int(slots[row]), p % ring]
-            for p in window
-        ]
-        keys = torch.zeros(window_size, dim, dtype=torch.bfloat16)
-        keys[: len(records)] = unpack_kv(torch.stack(records), WINDOW_CODEC, dim)
-        valid = torch.arange(window_size) < len(records)
-        if compressed_cache is not None:
-            assert block_tables is not None and seq_of_row is not None and indices is not None, (
-                "a compressed cache comes with its block tables, row owners and indices"
-            )
-            chosen = indices[row][indices[row] >= 0]
-            more = _entries(compressed_cache, block_tables[int(seq_of_row[row])], chosen)
-            keys = torch.cat([keys, unpack_kv(more, COMPRESSED_CODEC, dim)])
-            valid = torch.cat([valid, torch.ones(len(chosen), dtype=torch.bool)])
-        out[row] = attend(q[row], keys, keys, valid, sink, scale)
-    return out
+    rows, _, dim = q.shape
+    column = torch.arange(window_size, device=q.device)
+    position, row = positions[:, None].long(), torch.arange(rows, device=q.device)[:, None]
+    at = (position - window_size + 1).clamp_min(0) + column
+    held = window_cache[slots[:, None].long(), at % window_cache.shape[1]]
+    here = chunk_records[(row - position + at).clamp(0, max(rows - 1, 0))]
+    records = torch.where((at >= starts[:, None])[..., None], here, held)
+    keys, valid = _unpacked(records, WINDOW_CODEC, dim), at <= position
+    if compressed_cache is not None:
+        assert block_tables is not None and seq_of_row is not None and indices is not None, (
+            "a compressed cache comes with its block tables, row owners and indices"
+        )
+        # Chunks are filled up, whatever the places of the indices: those that are none go behind the others.
+        chosen = indices.gather(1, (indices < 0).int().argsort(dim=-1, stable=True))
+        more = _entries(compressed_cache, block_tables[seq_of_row.long()], chosen.clamp_min(0))
+        keys = torch.cat([keys, _unpacked(more, COMPRESSED_CODEC, dim)], 1)
+        valid = torch.cat([valid, chosen >= 0], 1)
+    return attend(q, keys, keys, valid, sink, scale)
 
 
 def draft_attention(
@@ -195,20 +182,16 @@ def draft_attention(
     window_size: int,
 ) -> Tensor:
     """See the interface."""
-    dim, ring = q.shape[-1], window_cache.shape[1]
-    size = len(q) // max(len(slots), 1)
-    out = torch.empty_like(q)
-    for block, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
-        rows = slice(block * size, (block + 1) * size)
-        window = torch.arange(max(0, start - window_size), start)
-        keys = torch.zeros(window_size + size, dim, dtype=torch.bfloat16)
-        keys[: len(window)] = unpack_kv(window_cache[slot, window % ring], WINDOW_CODEC, dim)
-        keys[window_size:] = unpack_kv(block_records[rows], WINDOW_CODEC, dim)
-        place = torch.arange(window_size + size)
-        valid = (place < len(window)) | (place >= window_size)
-        for row in range(rows.start, rows.stop):
-            out[row] = attend(q[row], keys, keys, valid, sink, scale)
-    return out
+    rows, heads, dim = q.shape
+    blocks, start = len(slots), starts[:, None].long()
+    size = rows // max(blocks, 1)
+    window = (start - window_size).clamp_min(0) + torch.arange(window_size, device=q.device)
+    held = window_cache[slots[:, None].long(), window % window_cache.shape[1]]
+    records = torch.cat([held, block_records.view(blocks, size, block_records.shape[1])], 1)
+    valid = torch.nn.functional.pad(window < start, (0, size), value=True)
+    keys = _unpacked(records, WINDOW_CODEC, dim)[:, None]
+    out = attend(q.view(blocks, size, heads, dim), keys, keys, valid[:, None], sink, scale)
+    return out.view(rows, heads, dim)
 
 
 def paged_attention(
@@ -222,23 +205,17 @@ def paged_attention(
     window_size: int | None,
 ) -> Tensor:
     """See the interface."""
+    rows, heads, dim = q.shape
     kv_heads, entries = key_cache.shape[1:3]
-    group = q.shape[1] // kv_heads
-    no_sink = torch.full((group,), -torch.inf)
-    out = torch.empty_like(q)
-    for row in range(len(q)):
-        position = int(positions[row])
-        first = 0 if window_size is None else max(0, position - window_size + 1)
-        seen = torch.arange(first, position + 1)
-        pages, within = block_tables[int(seq_of_row[row]), seen // entries].long(), seen % entries
-        # Empty places in front put chunks where they belong.
-        lead = first % PROBABILITY_CHUNK
-        valid = torch.arange(lead + len(seen)) >= lead
-        for head in range(kv_heads):
-            heads = slice(head * group, (head + 1) * group)
-            keys, values = (
-                torch.nn.functional.pad(cache[pages, head, within], (0, 0, lead, 0))
-                for cache in (key_cache, value_cache)
-            )
-            out[row, heads] = attend(q[row, heads], keys, values, valid, no_sink, scale)
-    return out
+    group, length = heads // kv_heads, block_tables.shape[1] * entries
+    pages = block_tables[seq_of_row.long()].long()
+    keys, values = (
+        cache[pages].transpose(1, 2).reshape(rows, kv_heads, length, dim) for cache in (key_cache, value_cache)
+    )
+    place, position = torch.arange(length, device=q.device), positions[:, None]
+    valid = place <= position
+    if window_size is not None:
+        valid = valid & (place > position - window_size)
+    no_sink = torch.full((group,), -torch.inf, device=q.device)
+    out = attend(q.view(rows, kv_heads, group, dim), keys, values, valid[:, None], no_sink, scale)
+    return out.view(rows, heads, dim)

@@ -10,8 +10,6 @@ from deepinfer_kernels.weights import SCALE_GROUP, DenseWeight, Fp4Weight, Fp8We
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
-#: Value of each 4-bit e2m1 code (sign in the top bit).
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def e8m0_to_float(code: Tensor) -> Tensor:
@@ -25,10 +23,16 @@ def e4m3_to_float(code: Tensor) -> Tensor:
     return code.view(torch.float8_e4m3fn).float()
 
 
+def _e2m1_values(code: Tensor) -> Tensor:
+    """uint8 4-bit codes to f32: 0, ½, 1, 1½, 2, 3, 4, 6, and the same with the sign bit, the top one, set."""
+    step = (code & 7).float()
+    value = torch.where(step < 4, step / 2, torch.where(step < 6, step - 2, 2 * step - 8))
+    return torch.where(code >= 8, -value, value)
+
+
 def e2m1_to_float(packed: Tensor) -> Tensor:
     """uint8 pairs ``[..., n]`` to f32 ``[..., 2n]``, low nibble first."""
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
-    return torch.stack([table[(packed & 15).long()], table[(packed >> 4).long()]], -1).flatten(-2)
+    return torch.stack([_e2m1_values(packed & 15), _e2m1_values(packed >> 4)], -1).flatten(-2)
 
 
 def _ceil_log2(x: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ def _scales(amax: Tensor, codec: Codec) -> tuple[Tensor, Tensor]:
 
 def _quantize(x: Tensor, codec: Codec) -> tuple[Tensor, Tensor, Tensor]:
     """Groups of ``x`` as codes ``[..., groups, group]``, scale codes and scale values ``[..., groups]``."""
-    groups = x.float().unflatten(-1, (-1, codec.group))
+    groups = x.float().unflatten(-1, (x.shape[-1] // codec.group, codec.group))
     scale_code, scale = _scales(groups.abs().amax(-1), codec)
     limit = E2M1_MAX if codec.fp4 else E4M3_MAX
     scaled = (groups / scale[..., None]).clamp(-limit, limit)
@@ -72,8 +76,7 @@ def _quantize(x: Tensor, codec: Codec) -> tuple[Tensor, Tensor, Tensor]:
 def quantize_dequantize(x: Tensor, codec: str) -> Tensor:
     """See the interface."""
     code, _, scale = _quantize(x, CODECS[codec])
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=x.device)
-    value = table[code.long()] if CODECS[codec].fp4 else e4m3_to_float(code)
+    value = _e2m1_values(code) if CODECS[codec].fp4 else e4m3_to_float(code)
     return (value * scale[..., None]).flatten(-2).to(x.dtype)
 
 
@@ -93,14 +96,28 @@ def unpack_kv(records: Tensor, codec: str, dim: int) -> Tensor:
     value = e2m1_to_float(data) if spec.fp4 else e4m3_to_float(data.contiguous())
     scale_code = scale_code.contiguous()
     scale = e4m3_to_float(scale_code) if spec.e4m3_scale else e8m0_to_float(scale_code)
-    out: Tensor = value.unflatten(-1, (-1, spec.group)) * scale[..., None]
+    out: Tensor = value.unflatten(-1, (dim // spec.group, spec.group)) * scale[..., None]
     return out.flatten(-2).to(torch.bfloat16)
 
 
 def store_records(cache: Tensor, slots: Tensor, records: Tensor) -> None:
     """See the interface."""
-    live = slots >= 0
-    cache.flatten(0, 1)[slots[live]] = records[live]
+    scatter_rows(cache.flatten(0, 1), slots, records)
+
+
+def scatter_rows(target: Tensor, places: Tensor, rows: Tensor) -> None:
+    """``target[places[i]] = rows[i]`` in place wherever ``places[i] >= 0``, without asking where that is.
+
+    ``target [T,B]``, ``places [N]`` int64, ``rows [N,B]``.
+    """
+    if not len(places):
+        return
+    live = places >= 0
+    # Rows without a place write what the last row with one writes; without any, what is there already.
+    last = (live * torch.arange(len(places), device=places.device)).argmax(0, keepdim=True)
+    spare = places[last].clamp_min(0)
+    spare_row = torch.where(live[last, None], rows[last], target[spare])
+    target[torch.where(live, places, spare)] = torch.where(live[:, None], rows, spare_row)
 
 
 def dequantize_weight(weight: Weight) -> Tensor:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Compressor(nn.Module):
-    """Pools each group of ``ratio`` tokens into one latent (a plain projection when the ratio is 1)."""
+    """Pools each group of ``ratio`` tokens into one latent (a plain projection when the ratio is 1).
+
+    DeepSeek-V4.1's: per channel, the softmax over a group of one projection weights another.
+    """
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
         super().__init__()
@@ -36,26 +39,20 @@ class Compressor(nn.Module):
         if self._spec.ratio == 1:
             latent = ops.linear(x, self.wkv.kernel_weight(), torch.bfloat16)
             return ops.rms_norm(latent, self.norm.weight, self._eps)  # type: ignore[no-any-return]
-        batch, group = step.batch, step.compressed(self._spec.ratio)
         values = ops.linear(x, self.wkv.kernel_weight(), torch.float32)
         scores = ops.linear(x, self.wgate.kernel_weight(), torch.float32)
-        state = step.caches[buffer_name(self._spec.index, "compress_state")]
-        pooled = ops.compress_pool(
-            values,
-            scores,
-            state,
-            batch.slots,
-            batch.starts,
-            step.positions,
-            group.rows.to(torch.int32),
-            self._spec.ratio,
-        )
-        ops.store_compress_state(values, scores, state, batch.slots, step.positions, batch.ends)
+        state, ratio = step.caches[buffer_name(self._spec.index, "compress_state")], self._spec.ratio
+        pooled = ops.compress_pool(values, scores, state, step.of_ratio(ratio, "members"))
+        ops.store_compress_state(values, scores, state, step.of_ratio(ratio, "ring_places"))
         return ops.rms_norm(pooled.to(torch.bfloat16), self.norm.weight, self._eps)  # type: ignore[no-any-return]
 
 
 class Indexer(nn.Module):
-    """Scores compressed entries and picks those that a row attends to; owns the index keys at KV sources."""
+    """Scores compressed entries and picks those that a row attends to; owns the index keys at KV sources.
+
+    The lightning indexer of DeepSeek-V3.2 (arXiv:2512.02556), over compressed entries and in two levels: a layer may
+    choose blocks of candidates for those after it.
+    """
 
     def __init__(self, config: DeepseekV41Config, spec: LayerSpec) -> None:
         super().__init__()
@@ -75,7 +72,7 @@ class Indexer(nn.Module):
         keys = ops.rms_norm(keys, self.k_norm.weight, self._eps)
         keys = ops.apply_rope(keys[:, None, :], *step.rope(self._spec.rope, ratio), False)[:, 0, :]
         cache = step.caches[buffer_name(self._spec.index, "index_keys")]
-        ops.store_records(cache, step.compressed(ratio).slots, ops.pack_kv(keys.contiguous(), INDEX_CODEC))
+        ops.store_records(cache, step.of_ratio(ratio, "entries"), ops.pack_kv(keys.contiguous(), INDEX_CODEC))
 
     def choose(self, step: Step, x: Tensor, q_latent: Tensor) -> None:
         """Pick the rows' entries (and candidate blocks) and leave them in ``step``."""
@@ -92,7 +89,7 @@ class Indexer(nn.Module):
             step.caches[buffer_name(spec.kv_source, "index_keys")],
             batch.block_tables,
             batch.seq_of_row,
-            step.compressed(spec.ratio).visible,
+            step.of_ratio(spec.ratio, "visible"),
             settings.topk,
             candidates,
             settings.candidate_block_size,
@@ -137,7 +134,7 @@ class Attention(LatentAttention):
         self.indexer.store_keys(step, latent)
         kv = ops.apply_rope(latent[:, None, :], *step.rope(self._spec.rope, ratio), False)[:, 0, :]
         cache = step.caches[buffer_name(self._spec.index, "compressed")]
-        ops.store_records(cache, step.compressed(ratio).slots, ops.pack_kv(kv.contiguous(), COMPRESSED_CODEC))
+        ops.store_records(cache, step.of_ratio(ratio, "entries"), ops.pack_kv(kv.contiguous(), COMPRESSED_CODEC))
 
     def _attend(self, step: Step, q: Tensor, records: Tensor) -> Tensor:
         batch, spec = step.batch, self._spec
@@ -161,4 +158,4 @@ class Attention(LatentAttention):
     def _store_window(self, step: Step, records: Tensor) -> None:
         """Keep the chunk's last keys in the ring. After reading: a ring place may hold a key still to be read."""
         cache = step.caches[buffer_name(self._spec.index, "window")]
-        step.kernels.store_records(cache, step.ring_slots(cache.shape[1]), records)
+        step.kernels.store_records(cache, step.window_places, records)

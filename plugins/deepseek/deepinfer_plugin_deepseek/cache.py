@@ -16,14 +16,24 @@ def buffer_name(layer: int | None, part: str) -> str:
     return f"layers.{layer}.{part}"
 
 
-def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
-    """Pages for the KV sources; per sequence, every layer's window ring and open compression groups.
+def window_ring(config: DeepseekV41Config, rollback: int) -> int:
+    """Positions that a layer's ring of window keys holds.
 
-    Rings are ``rollback`` longer than what is visible, so that a position processed again never finds its
-    past overwritten.
+    Rings are ``rollback`` longer than what is visible, so that a position processed again never finds its past
+    overwritten.
     """
+    return config.attention.window_size + rollback
+
+
+def compress_ring(ratio: int, rollback: int) -> int:
+    """Positions that a compressor's ring holds: an open group's, and ``rollback`` more. A ratio of 1 needs none."""
+    return ratio - 1 + rollback
+
+
+def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
+    """Pages for the KV sources; per sequence, every layer's window ring and open compression groups."""
     dim = config.attention.head_dim
-    window = (config.attention.window_size + rollback, CODECS[WINDOW_CODEC].record_bytes(dim))
+    window = (window_ring(config, rollback), CODECS[WINDOW_CODEC].record_bytes(dim))
     slots = [StateBuffer(buffer_name(layer.index, "window"), window, "uint8") for layer in config.plan.layers]
     pages = []
     for layer in config.plan.kv_owners:
@@ -36,6 +46,6 @@ def cache_layout(config: DeepseekV41Config, rollback: int) -> CacheLayout:
             shape = (entries, CODECS[codec].record_bytes(width))
             pages.append(StateBuffer(buffer_name(layer.index, part), shape, "uint8"))
         if layer.ratio > 1:
-            state = (layer.ratio - 1 + rollback, 2, dim)
+            state = (compress_ring(layer.ratio, rollback), 2, dim)
             slots.append(StateBuffer(buffer_name(layer.index, "compress_state"), state, "float32"))
     return CacheLayout(tuple(pages), tuple(slots))

@@ -1,4 +1,8 @@
-"""Engram: hashed n-gram memory that edits the residual streams before some layers."""
+"""Engram: hashed n-gram memory that edits the residual streams before some layers.
+
+Conditional Memory via Scalable Lookup (DeepSeek 2026, arXiv:2601.07372); hashes, primes and the gate are the published
+reference model's of DeepSeek-V4.1. Token ids may be known on the device only, so the hashing is done there.
+"""
 
 from __future__ import annotations
 

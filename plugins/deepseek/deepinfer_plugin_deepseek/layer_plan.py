@@ -76,6 +76,11 @@ class LayerPlan:
         """Layers that need pages."""
         return tuple(layer for layer in self.layers if layer.owns_kv)
 
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """Compression ratios there are, ascending."""
+        return tuple(sorted({layer.ratio for layer in self.kv_owners}))
+
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """``(headers, rows)`` for printing: one row per layer, ``-`` where a column does not apply."""
         headers = ("layer", "mode", "ratio", "rope", "KV source", "top-k source", "candidates", "engram")

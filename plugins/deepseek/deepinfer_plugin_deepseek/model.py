@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deepinfer_core.errors import CheckpointError, ConfigError
 from deepinfer_core.interfaces.cache import CacheLayout
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext, Tap
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
 from deepinfer_core.model_loader.weights import WeightSpec
 from deepinfer_kernels import modules
 from deepinfer_kernels.modules import (
@@ -27,6 +28,7 @@ from .attention import Attention
 from .cache import cache_layout
 from .config import DeepseekV41Config
 from .engram import Engram, HashLayout, TokenHasher, compressed_token_map
+from .metadata import step_metadata
 from .step import Step
 
 if TYPE_CHECKING:
@@ -105,6 +107,10 @@ class TextModel(nn.Module):
     def cache_layout(self) -> CacheLayout:
         """Buffers of the layer plan."""
         return cache_layout(self.config, self._rollback)
+
+    def build_metadata(self, rows: BatchRows) -> dict[str, NDArray[Any]]:
+        """See :mod:`.metadata`."""
+        return step_metadata(self.config, self._rollback, rows)
 
     @torch.inference_mode()
     def embed_tokens(self, token_ids: Tensor) -> Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model, ModelContext, Tap
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
 from deepinfer_core.interfaces.speculator import DraftBatch, Pick, Proposal
 from deepinfer_core.model_loader import WeightSpec
 from deepinfer_kernels.codecs import CODECS, WINDOW_CODEC
@@ -41,7 +43,8 @@ class BlockDrafter(nn.Module):
         super().__init__()
         self.config = config
         self._embed_tokens, self._logits = model.embed_tokens, model.logits
-        self._kernels, self._rollback = context.kernels, context.rollback
+        self._kernels = context.kernels
+        self._ring = config.attention.window_size + context.rollback
         self._stages = [Stage(config, index) for index in range(config.num_stages)]
         self.mtp = nn.ModuleList(self._stages)
         self._inv_freq = inverse_frequencies(config.rope, config.attention.rope_head_dim).to(context.device)
@@ -71,9 +74,18 @@ class BlockDrafter(nn.Module):
 
     def cache_layout(self) -> CacheLayout:
         """A ring of main keys per stage, longer than the window by what a step may observe in vain."""
-        attention = self.config.attention
-        shape = (attention.window_size + self._rollback, CODECS[WINDOW_CODEC].record_bytes(attention.head_dim))
+        shape = (self._ring, CODECS[WINDOW_CODEC].record_bytes(self.config.attention.head_dim))
         return CacheLayout((), tuple(StateBuffer(stage.ring, shape, "uint8") for stage in self._stages))
+
+    def build_metadata(self, rows: BatchRows) -> dict[str, NDArray[Any]]:
+        """The M rows whose keys stay in the rings: what later rows of a chunk overwrite is not worth computing.
+
+        ``mtp.rows``, ``mtp.positions``, ``mtp.places``: ``[M]`` int64, rows of the step, their positions and their flat
+        places in a ring.
+        """
+        places = rows.ring_places(self._ring)
+        kept = np.flatnonzero(places >= 0)
+        return {"mtp.rows": kept, "mtp.positions": rows.positions[kept], "mtp.places": places[kept]}
 
     def new_features(self, rows: int) -> LayerFeatures:
         """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
@@ -87,11 +99,7 @@ class BlockDrafter(nn.Module):
         """See :class:`deepinfer_core.interfaces.speculator.Drafter`."""
         assert features is not None, "a drafter with feature layers is given their features"
         first, ops = self._stages[0], self._kernels
-        ring = caches[first.ring].shape[1]
-        # What later rows of a chunk would overwrite is not worth computing.
-        rows = (batch.positions > batch.ends - ring).nonzero()[:, 0]
-        positions = batch.positions[rows]
-        places = batch.slots[rows].long() * ring + positions % ring
+        rows, positions, places = (batch.metadata[f"mtp.{part}"] for part in ("rows", "positions", "places"))
         main = first.main_proj.apply_to(ops, features.values[rows].flatten(1))
         main = ops.rms_norm(main, first.main_norm.weight, self.config.rms_norm_eps)
         if tap is not None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deepinfer_core.interfaces.cache import CacheLayout
-from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext, Tap
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
 from deepinfer_core.model_loader.weights import WeightSpec
 from deepinfer_kernels.modules import Linear, Norm, RopeTable, checkpoint_tensors
 
 from .config import LlamaConfig
 from .layers import Layer
 from .rotary import rotary_frequencies
-from .step import Step
+from .step import Step, step_metadata
 
 #: Types that checkpoints store weights in; they are held in bf16.
 _STORED_AS = ("BF16", "F16", "F32")
@@ -73,6 +75,10 @@ class DenseModel:
         pages = [buffer for block in self._decoder.blocks for buffer in block.self_attn.page_buffers()]
         return CacheLayout(tuple(pages), ())
 
+    def build_metadata(self, rows: BatchRows) -> dict[str, NDArray[Any]]:
+        """See :func:`.step.step_metadata`."""
+        return step_metadata(rows, self.config.num_kv_heads)
+
     @torch.inference_mode()
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """``[R]`` int64 → ``[R,d]`` bf16."""
@@ -87,7 +93,7 @@ class DenseModel:
         features: LayerFeatures | None = None,
     ) -> Tensor:
         """See :class:`deepinfer_core.interfaces.model.Model`."""
-        step = Step(batch, caches, self._kernels, self.config.num_kv_heads, self._rotation(batch.positions), tap)
+        step = Step(batch, caches, self._kernels, self._rotation(batch.positions), tap)
         hidden = self.embed_tokens(batch.token_ids)
         for index, block in enumerate(self._decoder.blocks):
             if features is not None and index in features.layers:

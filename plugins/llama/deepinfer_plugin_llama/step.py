@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
-from deepinfer_core.interfaces.model import InputBatch, Tap
+from deepinfer_core.interfaces.model import BatchRows, InputBatch, Tap
 from deepinfer_kernels.modules import RopeTable
+
+POSITIONS = "positions"
+"""``[N]`` int32."""
+ENTRIES = "entries"
+"""``[N*G]`` int64: where each row's G KV heads go, as entries of page buffers ``[P, G*E]``."""
+
+
+def step_metadata(rows: BatchRows, kv_heads: int) -> dict[str, NDArray[Any]]:
+    """What the layers need to know of a step's rows, on the host."""
+    page, within = np.divmod(rows.page_entries(rows.positions, PAGE_TOKENS)[:, None], PAGE_TOKENS)
+    entries = (page * kv_heads + np.arange(kv_heads)) * PAGE_TOKENS + within
+    return {POSITIONS: rows.positions.astype(np.int32), ENTRIES: entries.reshape(-1)}
 
 
 class Step:
-    """One forward: the batch, the caches with ``kv_heads`` heads, and the rows' rotation."""
+    """One forward: the batch, the caches, and the rows' rotation."""
 
     def __init__(
         self,
         batch: InputBatch,
         caches: Mapping[str, Tensor],
         kernels: Any,
-        kv_heads: int,
         rope: RopeTable,
         tap: Tap | None,
     ) -> None:
@@ -30,26 +42,13 @@ class Step:
         self.caches = caches
         self.kernels = kernels
         self.rope = rope
-        self._kv_heads = kv_heads
+        self.positions, self._entries = batch.metadata[POSITIONS], batch.metadata[ENTRIES]
         self.tap = tap
-
-    @cached_property
-    def positions(self) -> Tensor:
-        """``[N]`` int32."""
-        return self.batch.positions.to(torch.int32)
-
-    @cached_property
-    def entries(self) -> Tensor:
-        """``[N*G]`` int64: where each row's KV heads go, as entries of page buffers ``[P, G*E]``."""
-        batch, heads = self.batch, torch.arange(self._kv_heads, device=self.batch.positions.device)
-        pages = batch.block_tables[batch.seq_of_row.long(), batch.positions // PAGE_TOKENS].long()
-        within = batch.positions % PAGE_TOKENS
-        return ((pages[:, None] * self._kv_heads + heads) * PAGE_TOKENS + within[:, None]).flatten()
 
     def store(self, name: str, rows: Tensor) -> None:
         """Write ``rows [N,G,D]`` bf16 at their positions of the buffer ``name`` ``[P,G,E,D]`` bf16."""
         as_bytes = self.caches[name].view(torch.uint8).flatten(1, 2)
-        self.kernels.store_records(as_bytes, self.entries, rows.view(torch.uint8).flatten(0, 1))
+        self.kernels.store_records(as_bytes, self._entries, rows.view(torch.uint8).flatten(0, 1))
 
     def observe(self, name: str, value: Tensor) -> None:
         """Show an intermediate value to the tap, if there is one."""

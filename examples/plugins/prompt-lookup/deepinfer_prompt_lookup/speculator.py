@@ -15,7 +15,7 @@ from deepinfer_core.interfaces.speculator import DraftBatch, Pick, Proposal
 from deepinfer_prompt_lookup.lookup import lookup
 
 if TYPE_CHECKING:
-    from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model, ModelContext, Tap
+    from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
     from deepinfer_core.model_loader import WeightSpec
 
 
@@ -53,6 +53,10 @@ class LookupDrafter:
     def cache_layout(self) -> CacheLayout:
         """No buffers."""
         return CacheLayout((), ())
+
+    def build_metadata(self, rows: BatchRows) -> Mapping[str, Any]:
+        """None."""
+        return {}
 
     def new_features(self, rows: int) -> LayerFeatures:
         """Never called, as it has no feature layers."""
