@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from deepinfer_core.interfaces.logits_processor import RowContext
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.interfaces.sampling_params import SamplingParams
 
 
 _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout, StateBuffer
 from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, ModelContext, Tap
-from deepinfer_core.model_loader import WeightSpec
+from deepinfer_core.interfaces.weights import WeightSpec
 
 ARCHITECTURE = "ToyForCausalLM"
 #: ``config.json`` of a checkpoint.
