@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from deepinfer_core.arg_utils import EngineArgs
     from deepinfer_core.hookspecs import hookimpl
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
     from deepinfer_core.llm import LLM
     from deepinfer_core.outputs import CompletionOutput, Logprob, RequestOutput
     from deepinfer_core.sampling_params import SamplingParams
-    from deepinfer_core.structured import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,7 @@ _HOME = {
     "Logprob": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
-    "StructuredOutput": "structured",
+    "StructuredOutput": "interfaces.structured_output",
     "hookimpl": "hookspecs",
 }
 

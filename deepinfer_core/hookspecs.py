@@ -30,8 +30,11 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
+
     from deepinfer_core._C import StepPlan
-    from deepinfer_core.engine.llm_engine import LLMEngine
+    from deepinfer_core.interfaces.cache import CacheLayout
+    from deepinfer_core.interfaces.kv_connector import KvCaches
     from deepinfer_core.outputs import RequestOutput
     from deepinfer_core.sampling_params import SamplingParams
 
@@ -54,15 +57,37 @@ class AcceptedRequest:
     params: SamplingParams
 
 
+@frozen(kw_only=True, eq=False)
+class EngineView:
+    """The engine as ``init_pd_split`` sees it: where keys, values and state are.
+
+    caches: the memory itself, not copies of it.
+    layout: shape and dtype of one page or one slot of each buffer.
+    page_tokens: tokens per page.
+    num_pages, num_slots: how many of each, the null ones (number 0) included.
+    max_model_len: longest sequence in tokens.
+    device: where the caches are.
+    """
+
+    caches: KvCaches
+    layout: CacheLayout
+    page_tokens: int
+    num_pages: int
+    num_slots: int
+    max_model_len: int
+    device: torch.device
+
+
 class HookSpecs:
     """Every hook, in the order in which a request meets them."""
 
     @hookspec
-    def init_pd_split(self, engine: LLMEngine) -> None:
+    def init_pd_split(self, engine: EngineView) -> None:
         """The engine stands; keys and values can be moved from or to it.
 
-        When: once, after the caches are allocated and before the first step. Arguments: ``engine``, the
-        LLMEngine, may be kept; its caches are ``engine.worker.runner.caches``.
+        When: once, after the caches are allocated and before the first step. Arguments: ``engine``, an
+        :class:`EngineView`, may be kept, and so may the tensors in it; what the engine has not handed over in
+        them is not to be written.
         For: registering KV memory with a transfer engine or a store.
         """
 

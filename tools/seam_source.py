@@ -15,7 +15,10 @@ from deepinfer_core.interfaces.seams import SEAMS
 ROOT = Path(__file__).resolve().parent.parent
 HOOKS = "deepinfer_core.hookspecs"
 #: Modules whose classes belong to a seam beside those in its protocol's own module.
-SHARED = {"model": ["deepinfer_core.interfaces.cache"]}
+SHARED = {
+    "model": ["deepinfer_core.interfaces.cache", "deepinfer_core.interfaces.weights"],
+    "grammar": ["deepinfer_core.interfaces.structured_output"],
+}
 
 
 @frozen

@@ -20,7 +20,7 @@ from deepinfer_core.errors import ConfigError, PluginError, nearest
 from deepinfer_core.plugins.probe import Answer, run_children
 
 if TYPE_CHECKING:
-    from deepinfer_core.testing.local_project import LocalProject
+    from deepinfer_core.cli.local_project import LocalProject
 
 TIMEOUT_SECONDS = 900.0
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(plugin: str, folder: Path) -> LocalProject:
     """The plugin of an installed distribution, or those of a folder."""
-    from deepinfer_core.testing.local_project import LocalProject, open_project
+    from deepinfer_core.cli.local_project import LocalProject, open_project
 
     known = sorted({record.name for record in forgiving_manager(None).records})
     if plugin in known:

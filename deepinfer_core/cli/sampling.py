@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 
 from deepinfer_core.arg_utils import EngineArgs
+from deepinfer_core.interfaces.structured_output import DEFAULT_WHITESPACE
 from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.structured.spec import DEFAULT_WHITESPACE
 
 
 def _ids(text: str) -> list[int]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from deepinfer_core.hookspecs import EngineView
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
+from deepinfer_core.interfaces.kv_connector import KvCaches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,6 +17,25 @@ if TYPE_CHECKING:
     from deepinfer_core.outputs import RequestOutput
     from deepinfer_core.plugins.hooks import Hooks
     from deepinfer_core.worker.cache_engine import CacheEngine
+    from deepinfer_core.worker.worker import Worker
+
+
+def engine_view(worker: Worker) -> EngineView:
+    """What ``init_pd_split`` sees of the engine whose model and caches ``worker`` has."""
+    caches = worker.runner.caches
+    pages, slots = (
+        MappingProxyType({buffer.name: caches.tensors[buffer.name] for buffer in buffers})
+        for buffers in (caches.layout.pages, caches.layout.slots)
+    )
+    return EngineView(
+        caches=KvCaches(pages, slots),
+        layout=caches.layout,
+        page_tokens=PAGE_TOKENS,
+        num_pages=caches.num_pages,
+        num_slots=caches.num_slots,
+        max_model_len=worker.max_model_len,
+        device=worker.backend.device,
+    )
 
 
 class KvHooks:

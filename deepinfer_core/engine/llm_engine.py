@@ -21,7 +21,8 @@ from deepinfer_core.engine import output_processor
 from deepinfer_core.engine.deferred_release import DeferredRelease
 from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
 from deepinfer_core.engine.drafting import Drafting
-from deepinfer_core.engine.kv_hooks import KvHooks
+from deepinfer_core.engine.grammar_admission import GrammarAdmission
+from deepinfer_core.engine.kv_hooks import KvHooks, engine_view
 from deepinfer_core.engine.prompt_scoring import PromptScoring
 from deepinfer_core.engine.request import Prompt, Request, Sample, check_prompt, prompt_parts, tokenize_prompt
 from deepinfer_core.engine.stats_logger import StatsLogger
@@ -39,7 +40,6 @@ from deepinfer_core.sampling.state import TokenLog
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.sequence import SequenceState
 from deepinfer_core.speculation.acceptance import accepted_counts, kept_rows
-from deepinfer_core.structured.admission import GrammarAdmission
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
 from deepinfer_core.worker.step_rows import StepRows
 
@@ -117,7 +117,7 @@ class LLMEngine:
         self._rng = random.Random(config.model.seed)
         self._kv_hooks = KvHooks(self.hooks, self.worker.runner.caches)
         if self.hooks.init_pd_split is not None:
-            self.hooks.init_pd_split(self)
+            self.hooks.init_pd_split(engine_view(self.worker))
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepinfer_core.engine.output_processor import position_logprobs
-from deepinfer_core.worker.step_rows import PromptRows
+from deepinfer_core.interfaces.prompt_rows import PromptRows
 
 if TYPE_CHECKING:
     from deepinfer_core._C import StepPlan

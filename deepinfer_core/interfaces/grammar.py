@@ -1,7 +1,7 @@
 """The ``grammar`` seam: structured outputs, as masks over the vocabulary that follow an output token by token.
 
-The core compiles a request's :class:`~deepinfer_core.structured.StructuredOutput` on a thread of its own while the
-request waits and others run, keeps the result for later requests of the same content, and makes one
+The core compiles a request's :class:`~deepinfer_core.interfaces.structured_output.StructuredOutput` on a thread of its
+own while the request waits and others run, keeps the result for later requests of the same content, and makes one
 :class:`Matcher` per output. A step then is, for each row::
 
     matcher.fill_mask(row)          # what may come next; the sampler draws from that
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from deepinfer_core.structured import StructuredOutput
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 
 @attrs.frozen(eq=False)

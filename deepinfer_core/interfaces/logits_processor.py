@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core.interfaces.sampling_params import SamplingParams
 
 
 @attrs.frozen(slots=True, eq=False)

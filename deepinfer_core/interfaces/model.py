@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core.interfaces.cache import CacheLayout
-    from deepinfer_core.model_loader.weights import WeightSpec
+    from deepinfer_core.interfaces.weights import WeightSpec
     from deepinfer_core.tokenizer import Tokenizer
 
 #: Called with ``(name, tensor)`` for intermediate values; for tests and debugging, never set in serving.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core.interfaces.model import Model, ModelContext
-    from deepinfer_core.model_loader.weights import WeightSpec
+    from deepinfer_core.interfaces.weights import WeightSpec
 
 
 @attrs.frozen(eq=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from deepinfer_core.interfaces.cache import CacheLayout
     from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
-    from deepinfer_core.model_loader.weights import WeightSpec
+    from deepinfer_core.interfaces.weights import WeightSpec
 
 #: Picks one draft per sequence: ``(depth, logits [S, vocab] f32) → [S] int64``, ids in 0…vocab-1. Depth 0 is the
 #: token after the newest one. Called at most once per depth, from left to right; it leaves the logits as they are.

@@ -1,9 +1,10 @@
 """Loading a checkpoint: its configuration, the index of its tensors, and the weights themselves."""
 
+from deepinfer_core.interfaces.weights import WeightSpec
 from deepinfer_core.model_loader.checkpoint import CheckpointIndex, TensorInfo
 from deepinfer_core.model_loader.hf_config import HFConfig, load_hf_config
 from deepinfer_core.model_loader.tied import warn_if_different
-from deepinfer_core.model_loader.weights import WeightSpec, load_weights, materialize
+from deepinfer_core.model_loader.weights import load_weights, materialize
 
 __all__ = [
     "CheckpointIndex",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from deepinfer_core.errors import CheckpointError
+from deepinfer_core.interfaces.weights import WeightSpec
 from deepinfer_core.model_loader.checkpoint import CheckpointIndex, TensorInfo, shorten
 from deepinfer_core.model_loader.reading import read_all
 
@@ -36,20 +37,6 @@ _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 #: Why a checkpoint tensor is deliberately not loaded, or None when it should have been.
 Ignore = Callable[[str], "str | None"]
-
-
-@attrs.frozen
-class WeightSpec:
-    """One checkpoint tensor and the part of a parameter it fills."""
-
-    name: str
-    """Checkpoint name without ``model.`` prefix."""
-    parameter: str
-    """Parameter or buffer name in the module."""
-    index: tuple[int | slice, ...] = ()
-    """Leading indices of a contiguous part, such as ``(expert,)`` of a stack; empty for the whole."""
-    dtypes: tuple[str, ...] = ()
-    """Accepted safetensors dtype names; empty means the parameter's own dtype."""
 
 
 @attrs.frozen

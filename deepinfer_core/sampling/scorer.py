@@ -15,7 +15,7 @@ from deepinfer_core.sampling.sampler import usable_cpus
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core.worker.step_rows import PromptRows
+    from deepinfer_core.interfaces.prompt_rows import PromptRows
 
 #: Logits held at once, in bytes; a whole prompt's would be gigabytes.
 _SLICE_BYTES = 128 << 20

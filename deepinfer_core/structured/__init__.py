@@ -1,5 +1,1 @@
-"""Structured outputs: what a request asks for, and how the engine holds its output to it."""
-
-from deepinfer_core.structured.spec import KINDS, StructuredOutput
-
-__all__ = ["KINDS", "StructuredOutput"]
+"""Structured outputs: how the engine holds an output to what its request asks for."""

@@ -16,7 +16,7 @@ from deepinfer_core.interfaces.grammar import Grammar, GrammarEngine
 if TYPE_CHECKING:
     from deepinfer_core.config import GrammarConfig
     from deepinfer_core.interfaces.grammar import Vocabulary
-    from deepinfer_core.structured.spec import StructuredOutput
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 logger = logging.getLogger(__name__)
 

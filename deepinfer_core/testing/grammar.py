@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from deepinfer_core.interfaces.grammar import Grammar, GrammarEngine, Matcher, Vocabulary
-from deepinfer_core.structured import KINDS, StructuredOutput
+from deepinfer_core.interfaces.structured_output import KINDS, StructuredOutput
 from deepinfer_core.testing.protocols import problems
 from deepinfer_core.testing.suite import Suite
 

@@ -6,23 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from deepinfer_core.interfaces.prompt_rows import PromptRows
     from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
-
-
-@attrs.frozen(eq=False)
-class PromptRows:
-    """P rows of a step whose next token is known, a prompt's, and to be scored."""
-
-    rows: NDArray[np.int64]
-    """``[P]``, places among the step's rows."""
-    token_ids: NDArray[np.int32]
-    """``[P]``, the token that comes after each."""
-    num_logprobs: NDArray[np.int32]
-    """``[P]``, how many of the most likely tokens to name beside it."""
 
 
 @attrs.frozen(eq=False)

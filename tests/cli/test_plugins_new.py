@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_core.cli.local_project import open_project
 from deepinfer_core.cli.main import main
 from deepinfer_core.cli.plugins_new import render, seams
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.manifest import parse_manifest
 from deepinfer_core.testing import SUITES
-from deepinfer_core.testing.local_project import open_project
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,9 +21,9 @@ from deepinfer_core.interfaces.kv_connector import KvCaches, KvResult, KvTransfe
 from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
 from deepinfer_core.interfaces.scheduler_policy import SchedulerDecision, SchedulerView
 from deepinfer_core.interfaces.speculator import DraftBatch, Proposal
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.sampling import DefaultSampler
-from deepinfer_core.structured import StructuredOutput
 from deepinfer_core.testing.checkpoints import write_toy_checkpoint
 from deepinfer_core.testing.grammar import CHOICES, make_vocabulary
 from deepinfer_core.testing.kv_connector import make_caches

@@ -110,7 +110,7 @@ class KvStore:
 
     @hookimpl
     def init_pd_split(self, engine: Any) -> None:
-        self.buffers = set(engine.worker.runner.caches.tensors)
+        self.engine = engine
         self.calls.append(("init", None))
 
     @hookimpl
@@ -140,7 +140,8 @@ def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
     with llm(store) as engine:
         long, short = [7] * 5, [9] * 3
         outputs = engine.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
-        slots = {buffer.name: buffer.shape for buffer in engine.engine.worker.runner.caches.layout.slots}
+        caches = engine.engine.worker.runner.caches
+        slots = {buffer.name: buffer.shape for buffer in caches.layout.slots}
     with llm() as plain:
         expected = plain.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
@@ -152,7 +153,12 @@ def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
         ("save", (["0"], [], ["0"])),
         ("save", (["0"], ["0"], ["0"])),
     ]
-    assert set(slots) <= store.buffers
+    view = store.engine
+    assert (view.layout, view.max_model_len) == (caches.layout, engine.engine.worker.max_model_len)
+    assert {**view.caches.pages, **view.caches.slots} == caches.tensors
+    assert set(view.caches.slots) == set(slots)
+    assert {len(tensor) for tensor in view.caches.pages.values()} == {view.num_pages}
+    assert {len(tensor) for tensor in view.caches.slots.values()} == {view.num_slots}
     assert [{name: tuple(copy.shape) for name, copy in state.items()} for state in store.states] == [slots] * 2
     windows = [state["layers.0.window"] for state in store.states]
     assert not bool((windows[0] == windows[1]).all())

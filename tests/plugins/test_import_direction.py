@@ -4,6 +4,7 @@ nothing of ours."""
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,13 +26,16 @@ PUBLIC = (
     "deepinfer_core.model_loader",
     "deepinfer_core.outputs",
     "deepinfer_core.sampling_params",
-    "deepinfer_core.structured",
     "deepinfer_core.testing",
     "deepinfer_core.tokenizer",
 )
 
 
-def imports(source: str, package: str = "") -> Iterator[str]:
+#: Modules of the core that its interfaces may import: they import nothing of ours but each other.
+LEAVES = {"errors", "frozen", "outputs", "tokenizer"}
+
+
+def imports(source: str) -> Iterator[str]:
     """Absolute names of all modules that ``source`` imports, wherever in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -67,6 +71,35 @@ def test_the_parser_sees_every_form() -> None:
 @pytest.mark.parametrize("package", [ROOT / "deepinfer_core", ROOT / "kernels/deepinfer_kernels"], ids=lambda p: p.name)
 def test_core_and_kernels_import_nothing_of_ours(package: Path) -> None:
     assert {path: names for path, names in ours(package).items() if names} == {}
+
+
+def parts_of_core() -> dict[str, set[str]]:
+    """Per package of the core, or module beside its packages, those that it imports, if only for type checking."""
+    core = ROOT / "deepinfer_core"
+    parts = {path.stem for path in core.iterdir() if path.suffix in (".py", ".pyi") or path.is_dir()}
+    found: dict[str, set[str]] = {}
+    for path in sorted(core.rglob("*.py")):
+        part = path.relative_to(core).parts[0].removesuffix(".py")
+        names = [name.split(".") for name in imports(path.read_text()) if name.split(".")[0] == core.name]
+        targets = {name[1] if len(name) > 1 and name[1] in parts else "__init__" for name in names}
+        found.setdefault(part, set()).update(targets - {part})
+    return found
+
+
+def test_no_circle_between_parts_of_the_core() -> None:
+    parts = parts_of_core()
+    assert {"interfaces", "sampling_params"} <= parts["engine"] and "hookspecs" in parts["plugins"]
+    try:
+        order = list(graphlib.TopologicalSorter(parts).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+    assert order.index("interfaces") < order.index("plugins") < order.index("engine") < order.index("llm")
+
+
+def test_interfaces_look_upward_at_nothing() -> None:
+    parts = parts_of_core()
+    assert parts["interfaces"] <= LEAVES
+    assert {name for leaf in LEAVES for name in parts[leaf]} <= LEAVES
 
 
 @pytest.mark.parametrize("package", PLUGINS, ids=lambda p: p.name)

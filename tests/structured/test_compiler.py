@@ -14,7 +14,7 @@ import pytest
 
 from deepinfer_core.config import GrammarConfig
 from deepinfer_core.interfaces.grammar import Vocabulary
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_core.structured.compiler import Compilation, GrammarCompiler
 
 VOCABULARY = Vocabulary((b"a", b"b"), {}, ())
@@ -158,7 +158,7 @@ def test_closing_ends_idle_threads(make: Any, toys: ModuleType) -> None:
 HANGING = """
 import time
 from deepinfer_core.config import GrammarConfig
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_core.structured.compiler import GrammarCompiler
 
 class Engine:

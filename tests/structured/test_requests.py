@@ -264,10 +264,11 @@ def test_what_can_be_refused_at_once_is(start: Start, toys: ModuleType) -> None:
 
 
 def test_a_step_without_grammars_calls_nothing(start: Start, toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepinfer_core.structured import admission, guide
+    from deepinfer_core.engine import grammar_admission
+    from deepinfer_core.structured import guide
 
     for owner, name in (
-        (admission.GrammarCompiler, "__init__"),
+        (grammar_admission.GrammarCompiler, "__init__"),
         (guide.Guide, "__init__"),
         (guide.GuideContext, "__init__"),
     ):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_core import SamplingParams
 from deepinfer_core.errors import RequestError
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab東"),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_core.interfaces.grammar import Vocabulary
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 
 class TextsMatcher:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from deepinfer_core.interfaces.grammar import Matcher, Vocabulary
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_plugin_xgrammar.engine import XGrammar
 
 #: Every byte is a token.

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_plugin_xgrammar.schema.numbers import integers, numbers
 
 Outputs = Callable[..., list[str]]

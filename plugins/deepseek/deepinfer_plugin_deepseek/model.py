@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deepinfer_core.errors import CheckpointError, ConfigError
 from deepinfer_core.interfaces.cache import CacheLayout
 from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
-from deepinfer_core.model_loader.weights import WeightSpec
+from deepinfer_core.interfaces.weights import WeightSpec
 from deepinfer_kernels import modules
 from deepinfer_kernels.modules import (
     Linear,

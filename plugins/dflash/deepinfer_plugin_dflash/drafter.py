@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
 from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
 from deepinfer_core.interfaces.speculator import DraftBatch, Pick, Proposal
-from deepinfer_core.model_loader import WeightSpec
+from deepinfer_core.interfaces.weights import WeightSpec
 from deepinfer_kernels.codecs import CODECS, WINDOW_CODEC
 from deepinfer_kernels.modules import checkpoint_tensors, first_mix, inverse_frequencies
 

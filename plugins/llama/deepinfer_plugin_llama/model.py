@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deepinfer_core.interfaces.cache import CacheLayout
 from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
-from deepinfer_core.model_loader.weights import WeightSpec
+from deepinfer_core.interfaces.weights import WeightSpec
 from deepinfer_kernels.modules import Linear, Norm, RopeTable, checkpoint_tensors
 
 from .config import LlamaConfig

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xgrammar
 
     from deepinfer_core.interfaces.grammar import Vocabulary
-    from deepinfer_core.structured import StructuredOutput
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 #: Longest grammar of a request's own, in characters. The library's parser is recursive.
 _MOST_EBNF: Final = 200_000

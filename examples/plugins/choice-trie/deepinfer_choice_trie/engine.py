@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces.grammar import Vocabulary
-    from deepinfer_core.structured import StructuredOutput
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 _MOST_BYTES = 1 << 20
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.interfaces.grammar import Vocabulary
-from deepinfer_core.structured import StructuredOutput
+from deepinfer_core.interfaces.structured_output import StructuredOutput
 
 MODEL = Path(__file__).parents[4] / "tests" / "data" / "v41-tiny-bf16"
 TOKENS = (b"", *(bytes([byte]) for byte in "ab東".encode()), b"ab", b"ba", b"aba", "東".encode(), b"b", b"")

@@ -17,6 +17,7 @@ from deepinfer_prompt_lookup.lookup import lookup
 if TYPE_CHECKING:
     from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
     from deepinfer_core.model_loader import WeightSpec
+    from deepinfer_core.interfaces.weights import WeightSpec
 
 
 def _at_least_1(config: Config, field: attrs.Attribute[int], value: int) -> None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from deepinfer_core.config import GrammarConfig
     from deepinfer_core.engine.request import Request
     from deepinfer_core.interfaces.grammar import GrammarEngine
+    from deepinfer_core.interfaces.structured_output import StructuredOutput
     from deepinfer_core.plugins.manager import PluginManager
-    from deepinfer_core.structured.spec import StructuredOutput
     from deepinfer_core.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
