@@ -316,6 +316,8 @@ void bind_verbs(py::class_<Scheduler>& c) {
           "what sampling_batch() is made of.\n\n"
           "ValueError, with nothing retained: id still live, empty prompt, prompt too long for max_model_len or the\n"
           "cache, negative token id, max_tokens < 1, min_tokens < 0, num_completions < 1, seeds of another number.")
+      .def("find", py::overload_cast<const std::string&>(&Scheduler::find, py::const_), py::arg("request_id"),
+           "The first handle of a live request; 0 if there is none of this id.")
       .def("release", &Scheduler::release, py::arg("handle"),
            "What a held sequence waited for is there. False if it is not held.")
       .def("cancel", &Scheduler::cancel, py::arg("handle"),

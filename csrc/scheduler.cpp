@@ -103,15 +103,20 @@ Handle Scheduler::submit(std::string request_id, std::span<const int32_t> prompt
       if (options.sampling->num_logprobs >= 0) sequence->logprobs = std::make_unique<LogprobLog>();
     }
     if (options.is_held) {
-      sequence->transition(held);
+      sequence->hold();
       held_.emplace(next_handle_, sequence.get());
     } else {
       waiting_.emplace(next_handle_, sequence.get());
     }
     sequences_.emplace(next_handle_, std::move(sequence));
   }
-  live_ids_.emplace(std::move(request_id), options.num_completions);
+  live_ids_.emplace(std::move(request_id), LiveRequest{first, options.num_completions});
   return first;
+}
+
+Handle Scheduler::find(const std::string& request_id) const noexcept {
+  const auto it = live_ids_.find(request_id);
+  return it == live_ids_.end() ? 0 : it->second.first;
 }
 
 bool Scheduler::release(Handle handle) {
@@ -124,13 +129,13 @@ bool Scheduler::release(Handle handle) {
   return true;
 }
 
-Sequence* Scheduler::find(Handle handle) const noexcept {
+Sequence* Scheduler::lookup(Handle handle) const noexcept {
   const auto it = sequences_.find(handle);
   return it == sequences_.end() ? nullptr : it->second.get();
 }
 
 const Sequence& Scheduler::sequence(Handle handle) const {
-  if (const Sequence* sequence = find(handle)) return *sequence;
+  if (const Sequence* sequence = lookup(handle)) return *sequence;
   throw std::invalid_argument("handle " + to_string(handle) +
                               " is unknown: never issued, or forgotten after its request ended");
 }
@@ -138,7 +143,7 @@ const Sequence& Scheduler::sequence(Handle handle) const {
 bool Scheduler::cancel(Handle handle) { return finish(handle, finished_aborted); }
 
 bool Scheduler::finish(Handle handle, SequenceState terminal, std::string detail) {
-  Sequence* sequence = find(handle);
+  Sequence* sequence = lookup(handle);
   if (sequence == nullptr || sequence->finished()) {
     if (handle < 1 || handle >= next_handle_) {
       throw std::invalid_argument("handle " + to_string(handle) + " was never issued");
@@ -161,7 +166,7 @@ bool Scheduler::finish(Handle handle, SequenceState terminal, std::string detail
 void Scheduler::retire(Sequence& sequence, SequenceState terminal) {
   sequence.transition(terminal);
   const auto id = live_ids_.find(sequence.request_id());
-  if (--id->second == 0) live_ids_.erase(id);
+  if (--id->second.num_alive == 0) live_ids_.erase(id);
   retired_.push_back(&sequence);
   unreported_.push_back(&sequence);
 }
@@ -177,7 +182,7 @@ std::vector<Ending> Scheduler::finished() const {
 }
 
 void Scheduler::acknowledge(Handle handle) {
-  Sequence* sequence = find(handle);
+  Sequence* sequence = lookup(handle);
   if (sequence == nullptr) return;
   if (!sequence->finished()) {
     throw std::logic_error("handle " + to_string(handle) + " is alive, so there is no end to acknowledge");
@@ -817,7 +822,7 @@ SamplingBatch Scheduler::draft_batch(const Drafts& drafts) const {
   SamplingBatch batch;
   batch.reserve(drafts.handles.size());
   for (size_t i = 0; i < drafts.handles.size(); ++i) {
-    Sequence* sequence = find(drafts.handles[i]);
+    Sequence* sequence = lookup(drafts.handles[i]);
     if (sequence == nullptr || !sequence->sampling) {
       throw std::invalid_argument("handle " + to_string(drafts.handles[i]) + " has no sampling parameters");
     }

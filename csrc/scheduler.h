@@ -105,6 +105,8 @@ class Scheduler {
   void check(const std::string& request_id, std::span<const int32_t> prompt, const SubmitOptions& limits) const;
   // Returns the handle of the first completion; those of the others follow it. A held request waits for release().
   Handle submit(std::string request_id, std::span<const int32_t> prompt, const SubmitOptions& options);
+  // The first handle of a live request; 0 if there is none of this id.
+  Handle find(const std::string& request_id) const noexcept;
   // What a held sequence waited for is there. False if it is not held (any more).
   bool release(Handle handle);
   // Both end a live sequence at once, in any state, and return false if it has ended already. If it is part of
@@ -229,7 +231,7 @@ class Scheduler {
   std::string explain_admission(const Sequence& head, const Claims& claims) const;
   std::string explain_running(const Sequence& sequence) const;
 
-  Sequence* find(Handle handle) const noexcept;
+  Sequence* lookup(Handle handle) const noexcept;
   void retire(Sequence& sequence, SequenceState terminal);
   void check_commit(const StepPlan& plan, std::span<const int32_t> tokens,
                     std::span<const int32_t> counts) const;
@@ -246,7 +248,11 @@ class Scheduler {
   BlockManager pages_;     // declared before the sequences, whose leases point here
   BlockManager slots_;
   std::unordered_map<Handle, std::unique_ptr<Sequence>> sequences_;
-  std::unordered_map<std::string, int64_t> live_ids_;  // how many completions of each request are alive
+  struct LiveRequest {
+    Handle first;
+    int64_t num_alive;
+  };
+  std::unordered_map<std::string, LiveRequest> live_ids_;
   std::unordered_map<Handle, Sequence*> held_;
   // By arrival. Admission overtakes only completions that wait for their prompt, whose needs are set aside.
   std::map<Handle, Sequence*> waiting_;

@@ -174,7 +174,7 @@ void Scheduler::audit_queues() const {
            to_string(retired_.size()) + " retired requests do not add up to " + to_string(sequences_.size()));
   }
   size_t num_live = 0;
-  for (const auto& [id, count] : live_ids_) num_live += static_cast<size_t>(count);
+  for (const auto& [id, request] : live_ids_) num_live += static_cast<size_t>(request.num_alive);
   if (running_.size() + waiting_.size() + held_.size() != num_live) {
     broken(to_string(num_live) + " sequences are live by their ids, but " +
            to_string(running_.size() + waiting_.size() + held_.size()) + " wait or run");

@@ -100,6 +100,7 @@ class Sequence {
 
   SequenceState state() const noexcept { return state_; }
   bool finished() const noexcept { return is_finished(state_); }
+  void hold() noexcept { state_ = SequenceState::held; }  // how it begins, instead of waiting
   void transition(SequenceState to);  // throws std::logic_error when the table has no such edge
 
   // sampled_row: where the step draws its token; -1 if it draws none.

@@ -84,6 +84,17 @@ class EngineArgs:
         default=None,
         metadata=_flag("rows of one step that one prompt may take", "N", read=int, none="max-num-batched-tokens"),
     )
+    overlap: str = attrs.field(
+        default="auto",
+        metadata=_flag(
+            "plan a step while the one before is computed: on, off, or auto: on devices that compute by themselves",
+            "auto|on|off",
+        ),
+    )
+    trace: str | Path | None = attrs.field(
+        default=None,
+        metadata=_flag("write what host and device do, and when, as a Chrome trace", "FILE", none="no trace"),
+    )
     num_pages: int | None = attrs.field(
         default=None,
         metadata=_flag("cache pages of 128 tokens", "N", read=int, none="as many as kv-cache-memory holds"),
@@ -192,7 +203,10 @@ class EngineArgs:
             ),
             cache=CacheConfig(num_pages=self.num_pages, kv_cache_memory=self.kv_cache_memory),
             scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens, **scheduler
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                overlap=self.overlap,
+                **scheduler,
             ),
             parallel=ParallelConfig(num_threads=self.num_threads),
             grammar=GrammarConfig(
@@ -209,6 +223,7 @@ class EngineArgs:
             use_tqdm=self.use_tqdm,
             disable_log_stats=self.disable_log_stats,
             log_stats_interval=self.log_stats_interval,
+            trace=self.trace,
         )
 
 

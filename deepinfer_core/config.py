@@ -172,6 +172,11 @@ class CacheConfig:
         return pages
 
 
+def _an_overlap(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in ("auto", "on", "off"):
+        raise ConfigError(f"{attribute.name} must be 'auto', 'on' or 'off', got {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class SchedulerConfig:
     """Limits of one step."""
@@ -184,6 +189,9 @@ class SchedulerConfig:
         default=attrs.Factory(lambda self: self.max_num_batched_tokens, takes_self=True), validator=_integer(1)
     )
     """Rows of one step that one sequence's prefill may take."""
+    overlap: str = attrs.field(default="auto", validator=_an_overlap)
+    """Whether a step is planned while the one before is computed: ``on``, ``off``, or ``auto``: on devices that compute
+    by themselves. Outputs are the same either way."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_chunk_tokens > self.max_num_batched_tokens:
@@ -284,3 +292,5 @@ class EngineConfig:
     disable_log_stats: bool = attrs.field(default=False, validator=_a_bool)
     log_stats_interval: float = attrs.field(default=10.0, validator=_positive_seconds)
     """Seconds between statistics lines."""
+    trace: str | Path | None = None
+    """Where to write a Chrome trace of host and device; None: nowhere."""

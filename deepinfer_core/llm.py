@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
@@ -12,7 +11,7 @@ from tqdm import tqdm
 
 from deepinfer_core.arg_utils import EngineArgs
 from deepinfer_core.config import DEFAULT_MODEL
-from deepinfer_core.engine.request import Prompt
+from deepinfer_core.engine.mailbox import Mailbox
 from deepinfer_core.errors import GenerationError, RequestError
 from deepinfer_core.outputs import CompletionOutput, RequestOutput
 from deepinfer_core.sampling_params import SamplingParams
@@ -20,6 +19,7 @@ from deepinfer_core.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from deepinfer_core.engine.prompt import Prompt
     from deepinfer_core.plugins import PluginRow
     from deepinfer_core.tokenizer import Tokenizer
 
@@ -40,7 +40,8 @@ class LLM:
 
     Raises ConfigError, CheckpointError or PluginError when it cannot start.
 
-    Threads may share it: their requests run in the same steps, and whoever waits computes the next one.
+    Threads may share it: their requests run in the same steps, which a thread of the engine's own computes. To step an
+    engine by hand, use :class:`deepinfer_core.engine.llm_engine.LLMEngine`.
     """
 
     def __init__(
@@ -50,17 +51,13 @@ class LLM:
         plugins: Iterable[object] | Mapping[str, Any] = (),
         **engine_args: Any,
     ) -> None:
+        from deepinfer_core.engine.engine_thread import EngineThread
         from deepinfer_core.engine.llm_engine import LLMEngine
 
         args = EngineArgs.from_dict({"model": model, "plugins": plugins, **engine_args})
         self.engine = LLMEngine(args.create_engine_config())
-        self._lock = threading.RLock()
-        """Held over a step and over what goes into or comes out of the engine. Re-entrant: an iterator that is
-        dropped during a step aborts its request on that thread."""
+        self._thread = EngineThread(self.engine)
         self._ids = itertools.count()
-        self._results: dict[str, list[RequestOutput]] = {}
-        """What has arrived, by request id, for everyone who waits for it."""
-        self._is_open = True
 
     def generate(
         self,
@@ -79,25 +76,27 @@ class LLM:
         A prompt that cannot be served gives an output with ``error`` and finish reason ``error``; only wrong
         arguments as such raise (RequestError).
         """
-        self._check_open()
         batch = _as_batch(prompts)
         params = _params_per_prompt(sampling_params, len(batch))
         order = [str(next(self._ids)) for _ in batch]
         done: dict[str, RequestOutput] = {}
         bar = _progress_bar(use_tqdm, len(batch))
-        try:
-            for request_id, prompt, each in zip(order, batch, params, strict=True):
-                refusal = self._submit(request_id, prompt, each, stream=False)
-                if refusal is not None:
-                    done[request_id] = refusal
-                    bar.update()
-            while waiting := [request_id for request_id in order if request_id not in done]:
-                for output in self._next_outputs(waiting):
+        with Mailbox(self._thread) as mailbox:
+            try:
+                for request_id, prompt, each in zip(order, batch, params, strict=True):
+                    refusal = self._submit(mailbox, request_id, prompt, each, stream=False)
+                    if refusal is not None:
+                        done[request_id] = refusal
+                        bar.update()
+                mailbox.flush()
+                while len(done) < len(order):
+                    output = mailbox.get()
                     done[output.request_id] = output
                     bar.update()
-        finally:
-            self._drop(request_id for request_id in order if request_id not in done)
-            bar.close()
+            finally:
+                if len(done) < len(order):
+                    self.abort(request_id for request_id in order if request_id not in done)
+                bar.close()
         return [done[request_id] for request_id in order]
 
     def chat(
@@ -133,17 +132,18 @@ class LLM:
         for a request that fails while it runs.
         """
         request_id = str(next(self._ids))
-        refusal = self._submit(request_id, prompt, sampling_params, stream=True)
+        mailbox = Mailbox(self._thread)
+        refusal = self._submit(mailbox, request_id, prompt, sampling_params, stream=True)
         if refusal is not None:
             raise RequestError(refusal.error or "the request was refused")
-        pieces = self._pieces(request_id)
+        pieces = self._pieces(mailbox, request_id)
         next(pieces)  # begun: closing or dropping it now runs its clean-up, even if nobody ever asks for a piece
+        mailbox.flush()
         return cast("Iterator[CompletionOutput]", pieces)
 
     def abort(self, request_ids: str | Iterable[str] | None = None) -> None:
         """End requests (None: all) early; their outputs so far come with finish reason ``abort``."""
-        with self._lock:
-            self.engine.abort_request(request_ids)
+        self.engine.abort_request(request_ids)
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if it has none."""
@@ -161,11 +161,8 @@ class LLM:
         return self.engine.manager.table()
 
     def close(self) -> None:
-        """End everything under way and free what it holds. A second call does nothing."""
-        with self._lock:
-            if self._is_open:
-                self._is_open = False
-                self.engine.close()
+        """End everything under way, and free weights, caches and threads. A second call does nothing."""
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,76 +174,35 @@ class LLM:
 
     # -- delivery -----------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise RuntimeError("this LLM is closed; make a new one")
-
     def _submit(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None, *, stream: bool
+        self, mailbox: Mailbox, request_id: str, prompt: Prompt, params: SamplingParams | None, *, stream: bool
     ) -> RequestOutput | None:
-        """Queue a request; its output if it is refused."""
+        """Queue a request, whose outputs come to the mailbox; its output if it is refused."""
         try:
-            with self._lock:
-                self._check_open()
-                self.engine.add_request(request_id, prompt, params, stream=stream)
-                self._results[request_id] = []
+            mailbox.post(
+                self.engine.make_request(request_id, prompt, params, stream=stream, sink=mailbox.put)
+            )
         except RequestError as error:
             text = prompt if isinstance(prompt, str) else None
             n = params.n if isinstance(params, SamplingParams) else 1
             return RequestOutput.refused(request_id, str(error), prompt=text, n=n)
         return None
 
-    def _next_outputs(self, request_ids: Sequence[str]) -> list[RequestOutput]:
-        """What has arrived for these requests; if nothing has, what the next step brings, possibly nothing."""
-        self.engine.wait()
-        with self._lock:
-            outputs = self._collect(request_ids)
-            if outputs:
-                return outputs
-            self._check_open()
-            if not self.engine.has_unfinished_requests():
-                raise RuntimeError(
-                    f"the engine no longer knows request {request_ids[0]}; let only this LLM step its engine"
-                )
-            for output in self.engine.step():
-                if output.request_id in self._results:
-                    self._results[output.request_id].append(output)
-            return self._collect(request_ids)
-
-    def _collect(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """What has arrived for these requests since the last call; a finished one is forgotten."""
-        collected: list[RequestOutput] = []
-        for request_id in request_ids:
-            if outputs := self._results.get(request_id):
-                collected += outputs
-                if outputs[-1].finished:
-                    del self._results[request_id]
-                else:
-                    self._results[request_id] = []
-        return collected
-
-    def _pieces(self, request_id: str) -> Iterator[CompletionOutput | None]:
+    def _pieces(self, mailbox: Mailbox, request_id: str) -> Iterator[CompletionOutput | None]:
         """None first, then the pieces."""
         finished = False
         try:
-            yield None
-            while not finished:
-                for output in self._next_outputs([request_id]):
+            with mailbox:
+                yield None
+                while not finished:
+                    output = mailbox.get()
                     finished = output.finished
                     yield from output.outputs
                     if output.error is not None:
                         raise GenerationError(f"the request failed: {output.error}")
         finally:
             if not finished:
-                self._drop([request_id])
-
-    def _drop(self, request_ids: Iterable[str]) -> None:
-        """Abort requests nobody waits for any more."""
-        with self._lock:
-            ids = list(request_ids)
-            self.engine.abort_request(ids)
-            for request_id in ids:
-                self._results.pop(request_id, None)
+                self.abort(request_id)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

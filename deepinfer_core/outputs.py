@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, overload
 
 import attrs
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from deepinfer_core.tokenizer import Tokenizer
 
 #: stop: an end-of-sequence id, a stop token id or a stop string; length: ``max_tokens``, the model's limit or
 #: the cache's; abort: the caller; error: refused or failed, see ``RequestOutput.error``.
@@ -28,6 +36,69 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
+class PositionLogprobsList(Sequence[PositionLogprobs]):
+    """A :data:`PositionLogprobs` per token, made of columns as each is looked at. Equal to a list of the same.
+
+    tokens: ``[T]``, the chosen tokens, with their ``logprobs`` and ``ranks``; the most likely ones of token i are at
+        ``top_offsets[i]:top_offsets[i + 1]`` of the other columns. Those at -inf, which cannot be drawn, are left out,
+        even if that leaves fewer than asked for.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        ranks: NDArray[np.int32],
+        top_offsets: NDArray[np.int64],
+        top_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float32],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._columns = tokens, logprobs, ranks, top_offsets, top_ids, top_logprobs
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, place: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, place: slice) -> PositionLogprobsList: ...
+    def __getitem__(self, place: int | slice) -> PositionLogprobs | PositionLogprobsList:
+        tokens, logprobs, ranks, top_offsets, top_ids, top_logprobs = self._columns
+        if isinstance(place, slice):
+            begin, end, step = place.indices(len(tokens))
+            if step != 1:
+                raise ValueError(f"a slice of log-probabilities must have step 1, got {step}")
+            part, bounds = slice(begin, max(begin, end)), slice(begin, max(begin, end) + 1)
+            return PositionLogprobsList(
+                tokens[part], logprobs[part], ranks[part], top_offsets[bounds], top_ids, top_logprobs, self._tokenizer
+            )
+        if not -len(tokens) <= place < len(tokens):
+            raise IndexError(f"there are {len(tokens)} positions, got {place}")
+        place %= len(tokens)
+        found: PositionLogprobs = {}
+        top = range(int(top_offsets[place]), int(top_offsets[place + 1]))
+        for rank, entry in enumerate(top, start=1):
+            if top_logprobs[entry] > -math.inf:
+                found[int(top_ids[entry])] = self._entry(int(top_ids[entry]), float(top_logprobs[entry]), rank)
+        token = int(tokens[place])
+        if token not in found:
+            found[token] = self._entry(token, float(logprobs[place]), int(ranks[place]))
+        return found
+
+    def _entry(self, token: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, None if self._tokenizer is None else self._tokenizer.token_text(token))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 @attrs.frozen(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
@@ -43,7 +114,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: Sequence[PositionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -71,6 +142,14 @@ class SpeculationMetrics:
             counts += [0] * (num_drafts - len(counts))
             for depth in range(count):
                 counts[depth] += 1
+
+    def add_counts(self, num_verifications: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Several verifications: how many, and their drafts by depth."""
+        self.num_verifications += num_verifications
+        for counts, new in ((self.drafted_by_depth, drafted), (self.accepted_by_depth, accepted)):
+            counts += [0] * (len(new) - len(counts))
+            for depth, count in enumerate(new):
+                counts[depth] += count
 
     @property
     def num_drafted(self) -> int:

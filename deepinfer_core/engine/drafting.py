@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,195 +19,201 @@ from deepinfer_core.speculation.verifier import make_verifier
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core._C import StepPlan
+    from deepinfer_core import _C
     from deepinfer_core.config import SpeculationConfig
-    from deepinfer_core.engine.request import Sample
-    from deepinfer_core.interfaces.sampler import ProposedToken, SamplingRow
+    from deepinfer_core.engine.sampling_inputs import SamplingInputs
+    from deepinfer_core.interfaces.sampler import Proposals, SamplingBatch
     from deepinfer_core.speculation.verifier import Verifier
     from deepinfer_core.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
+#: As ``Scheduler.schedule`` takes them: handles ``[S]``, counts ``[S]``, tokens ``[S, B]``.
+DraftArrays = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]
+
 
 @attrs.frozen(eq=False)
-class _Drafts:
-    """A sequence's drafts, those not verified left out. All are of one length but ``proposed``, which may be longer."""
+class _Round:
+    """The drafts of one step, of S sequences by rising handle."""
 
-    token_ids: list[int]
-    proposed: Sequence[ProposedToken | None]
+    handles: NDArray[np.int64]
     confidences: NDArray[np.float32]
+    """``[S, B]``."""
     probabilities: NDArray[np.float64]
+    """``[S, B]``, what they are taken to mean."""
+    picked: Sequence[Proposals | None]
+    """By depth, what the drafts were drawn from; None where they were drawn like the model's own tokens."""
+
+
+class _Sequences:
+    """The sequences that drafts are made for."""
+
+    def __init__(self, decoding: _C.Scheduler.Decoding, chosen: NDArray[np.bool_]) -> None:
+        self.handles = decoding.handles[chosen]
+        self.slots = decoding.slots[chosen]
+        self.num_tokens = decoding.num_tokens[chosen]
+        self.newest = decoding.newest[chosen]
+        self.tags = decoding.tags[chosen]
+        self.room = decoding.room[chosen]
+
+
+class _Histories(Sequence[NDArray[np.int32]]):
+    """The sequences' tokens, looked up by a drafter that asks for them."""
+
+    def __init__(self, scheduler: _C.Scheduler, handles: NDArray[np.int64]) -> None:
+        self._scheduler = scheduler
+        self._handles = handles
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __getitem__(self, place: int) -> NDArray[np.int32]:  # type: ignore[override]  # nobody slices it
+        return self._scheduler.tokens(int(self._handles[place]))
 
 
 class Drafting:
     """An engine's drafts; :meth:`propose`, then the step, then :meth:`settle`.
 
-    A drafter that fails is not asked again: samples go on without it, and say the same.
+    A drafter that fails is not asked again: sequences go on without it, and say the same.
 
     blame: notes on an exception which plugin it comes from.
     """
 
-    def __init__(self, worker: Worker, config: SpeculationConfig, blame: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        scheduler: _C.Scheduler,
+        inputs: SamplingInputs,
+        config: SpeculationConfig,
+        blame: Callable[[BaseException], None],
+    ) -> None:
         self._worker = worker
+        self._scheduler = scheduler
+        self._inputs = inputs
         self._blame = blame
         self._verifier: Verifier = make_verifier(config.verifier, worker.sampler)
         self._length: DraftLength = AdaptiveLength() if config.speculate == "auto" else FixedLength(worker.num_drafts)
         self._calibration = Calibration()
-        self._open: dict[int, _Drafts] = {}
-        self._slots: dict[int, int] = {}
+        self._round: _Round | None = None
         self.is_active = True
         """Whether the drafter works."""
         self.statistics = SpeculationStatistics()
 
-    @property
-    def handles(self) -> Iterable[int]:
-        """The samples that got a token in the last step."""
-        return self._slots
-
     # -- before the step --------------------------------------------------------------------------
 
-    def propose(self, decoding: Sequence[Sample]) -> dict[int, list[int]]:
-        """Drafts for the next step by handle; ``decoding`` are the samples that have a newest token."""
-        self._open = {}
-        wanted = [sample for sample in decoding if self._room(sample) > 0]
-        if not (wanted and self.is_active and self._length.wants_drafts(len(decoding))):
-            return {}
+    def propose(self) -> DraftArrays | None:
+        """Drafts for the sequences that decode in the next step; None for none."""
+        self._round = None
+        self._notice_failure()
+        decoding = self._scheduler.decoding()
+        num_decoding = len(decoding.handles)
+        chosen = (decoding.room > 0) & self._verifier.accepts(decoding.temperature)
+        if not (chosen.any() and self.is_active and self._length.wants_drafts(num_decoding)):
+            return None
         begin = time.monotonic()
-        picks = _Picks(wanted, self._verifier)
+        sequences = _Sequences(decoding, chosen)
+        picks = _Picks(sequences, self._inputs, self._verifier)
+        num_drafts = min(self._worker.num_drafts, int(sequences.room.max()))
         try:
-            token_ids, confidences = self._propose(wanted, picks)
+            histories = _Histories(self._scheduler, sequences.handles)
+            token_ids, confidences = self._worker.propose(sequences, histories, num_drafts, picks)
+            picks.check(token_ids)
         except Exception as error:
-            self._blame(error)
-            logger.exception("the drafter failed; speculation is off from here on")
-            self.is_active = False
-            return {}
-        finally:
-            picks.undo()
-        self._length.drafted(len(decoding), time.monotonic() - begin)
-        self._choose(wanted, len(decoding), token_ids, confidences, picks)
-        return {handle: drafts.token_ids for handle, drafts in self._open.items()}
+            self._give_up(error)
+            return None
+        self._length.drafted(num_decoding, time.monotonic() - begin)
+        return self._choose(sequences, num_decoding, token_ids, confidences, picks)
 
-    def _room(self, sample: Sample) -> int:
-        """Drafts that can be of use: the last token that a sample may have needs none."""
-        if not self._verifier.accepts(sample.request.params):
-            return 0
-        longest = self._worker.max_model_len - len(sample.request.prompt_token_ids)
-        return min(sample.request.params.max_tokens or longest, longest) - len(sample.token_ids) - 1
+    def _notice_failure(self) -> None:
+        failure = self._worker.runner.drafter_failure
+        if failure is not None and self.is_active:
+            self._give_up(failure)
 
-    def _propose(self, samples: Sequence[Sample], picks: _Picks) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        num_drafts = min(self._worker.num_drafts, max(map(self._room, samples)))
-        slots = [self._slots[sample.handle] for sample in samples]
-        histories = [sample.history.view() for sample in samples]
-        token_ids, confidences = self._worker.propose(slots, histories, num_drafts, picks)
-        picks.check(token_ids)
-        return token_ids, confidences
+    def _give_up(self, error: Exception) -> None:
+        self._blame(error)
+        logger.error("the drafter failed; speculation is off from here on", exc_info=error)
+        self.is_active = False
 
     def _choose(
         self,
-        samples: Sequence[Sample],
+        sequences: _Sequences,
         num_decoding: int,
-        token_ids: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
         confidences: NDArray[np.float32],
         picks: _Picks,
-    ) -> None:
-        counts = [_num_useful(sample, ids.tolist()) for sample, ids in zip(samples, token_ids, strict=True)]
-        expected = self._calibration.probabilities(confidences)
-        lengths = self._length.lengths(
-            num_decoding, [each[:count] for each, count in zip(expected, counts, strict=True)]
-        )
-        for place, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-            self._open[sample.handle] = _Drafts(
-                token_ids[place, :length].tolist(),
-                picks.proposed(place),
-                confidences[place, :length],
-                expected[place, :length],
-            )
+    ) -> DraftArrays:
+        width = np.full(len(token_ids), token_ids.shape[1], np.int32)
+        useful = self._scheduler.num_useful(sequences.handles, width, np.ascontiguousarray(token_ids))
+        probabilities = self._calibration.probabilities(confidences)
+        counts = self._length.lengths(num_decoding, probabilities, useful)
+        self._round = _Round(sequences.handles, confidences, probabilities, picks.proposals)
+        return sequences.handles, counts, np.where(np.arange(token_ids.shape[1]) < counts[:, None], token_ids, 0)
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def rows(self, sample: Sample, position: int, num_drafts: int) -> Sequence[SamplingRow]:
-        """The rows that verify so many of the sample's drafts; the first of them draws the token at ``position``."""
-        drafts = self._open[sample.handle]
-        token_ids = drafts.token_ids[:num_drafts]
-        rows = sample.sampling.rows(position, token_ids)
-        return self._verifier.rows(rows, token_ids, drafts.proposed)
+    def verifying(self, plan: _C.StepPlan, batch: SamplingBatch) -> SamplingBatch:
+        """The rows of a step, made ready to decide about the plan's drafts."""
+        if self._round is None or not plan.num_drafts.any():
+            return batch
+        handles = plan.handles[plan.samples]
+        places = np.searchsorted(self._round.handles, handles)
+        return self._verifier.verifying(batch, plan, places, self._round.picked)
 
-    def settle(self, plan: StepPlan, counts: NDArray[np.int32], samples: Sequence[Sample], seconds: float) -> None:
-        """Take in a step: ``counts`` and ``samples`` are of the plan's sampling sequences, ``seconds`` its time."""
-        sampling = plan.samples
-        self._slots = dict(zip(plan.handles[sampling].tolist(), plan.slots[sampling].tolist(), strict=True))
+    def settle(self, plan: _C.StepPlan, counts: NDArray[np.int32], seconds: float) -> None:
+        """Take in a step: ``counts`` are the tokens of the plan's sampling sequences, ``seconds`` its time."""
         self._length.ran(plan.num_rows, seconds)
-        if not self._open:
+        if self._round is None:
             return
-        confidences, outcomes = [], []
-        num_drafts = plan.num_drafts[sampling].tolist()
-        for sample, drafted, accepted in zip(samples, num_drafts, (counts - 1).tolist(), strict=True):
-            if not drafted:
-                continue
-            drafts = self._open[sample.handle]
-            reached = min(accepted + 1, drafted)
-            confidences.append(drafts.confidences[:reached])
-            outcomes.append(np.arange(reached) < accepted)
-            sample.request.metrics.speculation.add(drafted, accepted)
-            self.statistics.add(drafted, accepted, drafts.probabilities.tolist())
-        if confidences:
-            self._calibration.update(np.concatenate(confidences), np.concatenate(outcomes))
-        self._length.verified(sum(num_drafts), int(counts.sum()) - len(counts), len(self._open))
-
-
-def _num_useful(sample: Sample, token_ids: Sequence[int]) -> int:
-    """How many drafts there are, none after one that would end the sample."""
-    num_outputs = len(sample.token_ids)
-    for place, token in enumerate(token_ids):
-        if token < 0:
-            return place
-        if token in sample.request.stop_ids and num_outputs + place >= sample.request.params.tokens_before_stop:
-            return place + 1
-    return len(token_ids)
+        num_drafts = plan.num_drafts[plan.samples]
+        drafted = np.flatnonzero(num_drafts)
+        if len(drafted):
+            places = np.searchsorted(self._round.handles, plan.handles[plan.samples][drafted])
+            verified, accepted = num_drafts[drafted], counts[drafted] - 1
+            depths = np.arange(self._round.confidences.shape[1])
+            # Outcomes are those of the drafts that were reached: the accepted ones, and the first that was not.
+            is_reached = depths < np.minimum(accepted + 1, verified)[:, None]
+            is_accepted = depths < accepted[:, None]
+            self._calibration.update(self._round.confidences[places][is_reached], is_accepted[is_reached])
+            self.statistics.add(verified, accepted, self._round.probabilities[places])
+        self._length.verified(int(num_drafts.sum()), int(counts.sum()) - len(counts), len(self._round.handles))
 
 
 class _Picks:
-    """Draws drafts depth by depth, each as the sample would draw its token if the drafts before were accepted."""
+    """Draws drafts depth by depth, each as its sequence would draw its token if the drafts before were accepted."""
 
-    def __init__(self, samples: Sequence[Sample], verifier: Verifier) -> None:
-        self._samples = samples
+    def __init__(self, sequences: _Sequences, inputs: SamplingInputs, verifier: Verifier) -> None:
+        self._sequences = sequences
+        self._inputs = inputs
         self._verifier = verifier
-        self._positions = [len(sample.request.prompt_token_ids) + len(sample.token_ids) for sample in samples]
-        self._proposed: list[Sequence[ProposedToken | None]] = []
+        self._drafts = np.empty((len(sequences.handles), 0), np.int32)
+        self.proposals: list[Proposals | None] = []
 
     def __call__(self, depth: int, logits: Tensor) -> Tensor:
-        """See :data:`deepinfer_core.interfaces.speculator.Pick`."""
+        """See :data:`deepinfer_core.interfaces.speculator.Pick`. One call draws for all sequences."""
         import torch
 
-        if depth != len(self._proposed):
-            raise ValueError(f"drafts must be picked in order, next is {len(self._proposed)}, got {depth}")
-        rows = [
-            sample.sampling.row(position + depth)
-            for sample, position in zip(self._samples, self._positions, strict=True)
-        ]
-        token_ids, proposed = self._verifier.draw(logits, rows)
-        failed = torch.from_numpy(token_ids < 0)
+        if depth != len(self.proposals):
+            raise ValueError(f"drafts must be picked in order, next is {len(self.proposals)}, got {depth}")
+        batch = self._inputs.drafts(self._sequences.handles, self._sequences.tags, self._drafts)
+        token_ids, proposals = self._verifier.draw(logits, batch)
         picked = torch.from_numpy(token_ids.astype(np.int64))
+        failed = token_ids < 0
         if failed.any():  # nothing could be drawn, which the model's row will report; any token will do
-            picked = torch.where(failed, logits.argmax(-1).cpu(), picked)
-        for sample, token in zip(self._samples, picked.tolist(), strict=True):
-            sample.sampling.advance(token)
-        self._proposed.append(proposed)
+            picked = torch.where(torch.from_numpy(failed), logits.argmax(-1).cpu(), picked)
+        self._drafts = np.column_stack([self._drafts, picked.numpy().astype(np.int32)])
+        self.proposals.append(proposals)
         return picked.to(logits.device)
 
-    def proposed(self, place: int) -> list[ProposedToken | None]:
-        """What each draft of one sample was drawn from; shorter than the drafts where they were not picked."""
-        return [each[place] for each in self._proposed]
-
-    def check(self, token_ids: NDArray[np.int64]) -> None:
+    def check(self, token_ids: NDArray[np.int32]) -> None:
         """Raise ValueError if a proposal holds other drafts than were picked."""
-        for depth, proposed in enumerate(self._proposed[: token_ids.shape[1]]):
-            for place, each in enumerate(proposed):
-                found = int(token_ids[place, depth])
-                if each is not None and found not in (each.token, -1):
-                    raise ValueError(f"draft {depth} must be the token that was picked, {each.token}, got {found}")
+        for place, depth in self._wrong(token_ids):
+            raise ValueError(
+                f"draft {depth} must be the token that was picked, {self._drafts[place, depth]}, got "
+                f"{token_ids[place, depth]}"
+            )
 
-    def undo(self) -> None:
-        """Leave the samples as they were."""
-        for sample in self._samples:
-            sample.sampling.retreat(len(self._proposed))
+    def _wrong(self, token_ids: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+        width = min(token_ids.shape[1], self._drafts.shape[1])
+        found, picked = token_ids[:, :width], self._drafts[:, :width]
+        drawn = np.array([each is not None for each in self.proposals[:width]], bool)
+        yield from np.argwhere((found != picked) & (found != -1) & drawn).tolist()

@@ -1,8 +1,10 @@
-"""Requests that wait, outside the scheduler, for their grammar."""
+"""Grammars for requests: compiled while these wait at the admission gate."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from deepinfer_core.structured.vocabulary import make_vocabulary
 if TYPE_CHECKING:
     from deepinfer_core.config import GrammarConfig
     from deepinfer_core.engine.request import Request
-    from deepinfer_core.interfaces.grammar import GrammarEngine
+    from deepinfer_core.interfaces.grammar import Grammar, GrammarEngine
     from deepinfer_core.interfaces.structured_output import StructuredOutput
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer
@@ -27,22 +29,12 @@ logger = logging.getLogger(__name__)
 DEFAULT_ENGINE = "xgrammar"
 
 
-@attrs.frozen(eq=False)
-class Admitted:
-    """A request that need not wait any more.
-
-    guides: one per completion; for nothing where there is an ``error``.
-    """
-
-    request: Request
-    guides: list[Guide] = attrs.field(factory=list)
-    error: str | None = None
-
-
 class GrammarAdmission:
-    """Compiles what requests ask for and gives back those whose grammar is there, in the order of arrival.
+    """Compiles what requests ask for, and holds their completions to it.
 
     Nothing of a grammar engine is loaded before a request needs one.
+
+    notify: called, on any thread, when something has been compiled.
     """
 
     def __init__(
@@ -52,27 +44,19 @@ class GrammarAdmission:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         config: GrammarConfig,
+        notify: Callable[[], object],
     ) -> None:
         self._manager = manager
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._config = config
+        self._notify = notify
         self._compiler: GrammarCompiler | None = None
         self._context: GuideContext | None = None
         self._engine: tuple[str, GrammarEngine] | None = None
-        self._waiting: dict[str, tuple[Request, Compilation]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting
-
-    @property
-    def request_ids(self) -> list[str]:
-        """Those that wait, in the order of arrival."""
-        return list(self._waiting)
+        self._lock = threading.Lock()
+        """Over finding the engine, which threads do as they check requests."""
 
     def check(self, spec: StructuredOutput) -> None:
         """Raise RequestError for what can be refused without compiling it."""
@@ -95,72 +79,78 @@ class GrammarAdmission:
                 f"got {size}; shorten it or raise the limit"
             )
 
-    def add(self, request: Request) -> None:
-        """Take in a request; begin to compile its grammar unless that is done or under way."""
-        assert request.params.structured is not None, "only requests with a grammar wait for one"
-        self._waiting[request.request_id] = request, self._get_compiler().submit(request.params.structured)
+    def begin(self, spec: StructuredOutput) -> AwaitedGrammar:
+        """Begin to compile a grammar, unless that is done or under way."""
+        compiler = self._get_compiler()
+        return AwaitedGrammar(self, compiler, compiler.submit(spec), self._config.timeout_seconds)
 
-    def remove(self, request_id: str) -> Request | None:
-        """Let go of a request; None if it is not here."""
-        request, _ = self._waiting.pop(request_id, (None, None))
-        return request
-
-    def take_ready(self) -> list[Admitted]:
-        """Requests that wait no more."""
-        if not self._waiting or self._compiler is None:
-            return []
-        self._compiler.check()
-        ready = [request for request, compilation in self._waiting.values() if _is_settled(compilation)]
-        return [self._settle(request) for request in ready]
-
-    def wait(self, timeout: float) -> None:
-        """Return when a grammar is there, or after ``timeout`` seconds."""
-        if self._compiler is not None:
-            self._compiler.wait([compilation for _, compilation in list(self._waiting.values())], timeout)
-
-    def explain(self, request_id: str) -> str:
-        """Why a request waits."""
-        kind = self._waiting[request_id][1].spec.kind
-        return f"waiting for its {kind} to be compiled (limit {self._config.timeout_seconds:g} s)"
+    def guides(self, grammar: Grammar, request: Request) -> list[Guide]:
+        """What holds a request's completions to a grammar. Raises RequestError if they cannot be."""
+        if self._context is None:
+            self._context = GuideContext(self._find_engine()[0], self._get_compiler().vocabulary)
+        ending_ids = self._context.ending_ids(request.stop_ids)
+        guides = [Guide(grammar, self._context, ending_ids) for _ in request.completions]
+        error = guides[0].error or _misfit(guides[0], request.params.forced_token_ids)
+        if error is not None:
+            raise RequestError(error)
+        return guides
 
     def close(self) -> None:
         """Let idle threads end."""
         if self._compiler is not None:
             self._compiler.close()
 
-    def _settle(self, request: Request) -> Admitted:
-        _, compilation = self._waiting.pop(request.request_id)
-        if compilation.grammar is None:
-            return Admitted(request, error=compilation.error)
-        if self._context is None:
-            self._context = GuideContext(self._find_engine()[0], self._get_compiler().vocabulary)
-        ending_ids = self._context.ending_ids(request.stop_ids)
-        guides = [Guide(compilation.grammar, self._context, ending_ids) for _ in range(request.params.n)]
-        error = guides[0].error or _misfit(guides[0], request.params.forced_token_ids)
-        return Admitted(request, guides, error)
-
     def _get_compiler(self) -> GrammarCompiler:
         if self._compiler is None:
             name, engine = self._find_engine()
             assert self._tokenizer is not None, "check() refuses requests where there is none"
             vocabulary = partial(make_vocabulary, self._tokenizer, self._vocab_size, self._eos_token_ids)
-            self._compiler = GrammarCompiler(engine, name, vocabulary, self._config)
+            self._compiler = GrammarCompiler(engine, name, vocabulary, self._config, notify=self._notify)
         return self._compiler
 
     def _find_engine(self) -> tuple[str, GrammarEngine]:
-        if self._engine is None:
-            found = self._manager.component_or_default("grammar", DEFAULT_ENGINE)
-            if found is None:
-                raise RequestError(
-                    "structured output needs a grammar engine and none is installed; pip install "
-                    "deepinfer-plugin-xgrammar, or name another engine's plugin in plugins=[...]"
-                )
-            self._engine = found
-        return self._engine
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._loaded_engine()
+            return self._engine
+
+    def _loaded_engine(self) -> tuple[str, GrammarEngine]:
+        found = self._manager.component_or_default("grammar", DEFAULT_ENGINE)
+        if found is None:
+            raise RequestError(
+                "structured output needs a grammar engine and none is installed; pip install "
+                "deepinfer-plugin-xgrammar, or name another engine's plugin in plugins=[...]"
+            )
+        return found
 
 
-def _is_settled(compilation: Compilation) -> bool:
-    return compilation.is_done or compilation.is_overdue
+@attrs.frozen(eq=False)
+class AwaitedGrammar:
+    """A grammar that a request waits for; see :class:`deepinfer_core.engine.admission.Awaited`."""
+
+    _admission: GrammarAdmission
+    _compiler: GrammarCompiler
+    _compilation: Compilation
+    _limit: float
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is compiled, refused or overdue."""
+        if not self._compilation.is_done:
+            self._compiler.check()
+        return self._compilation.is_done or self._compilation.is_overdue
+
+    def attach(self, request: Request) -> None:
+        """Give each completion its guide. Raises RequestError if there is no grammar."""
+        grammar = self._compilation.grammar
+        if grammar is None:  # also one that is overdue, and done a moment later
+            raise RequestError(self._compilation.error or "its grammar was not compiled")
+        for completion, guide in zip(request.completions, self._admission.guides(grammar, request), strict=True):
+            completion.guide = guide
+
+    def describe(self) -> str:
+        """What is waited for."""
+        return f"its {self._compilation.spec.kind} to be compiled (limit {self._limit:g} s)"
 
 
 def _misfit(guide: Guide, forced: tuple[int, ...]) -> str | None:

@@ -1,130 +1,116 @@
-"""From sampled tokens to request outputs: text, logprobs, stop strings."""
+"""Report: from what the scheduler knows of a request to what its user gets."""
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING
 
-from deepinfer_core.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from deepinfer_core.outputs import CompletionOutput, PositionLogprobsList, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
-    from deepinfer_core.engine.request import Request, Sample
-    from deepinfer_core.interfaces.sampler import SamplerOutput
-    from deepinfer_core.outputs import FinishReason
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from deepinfer_core import _C
+    from deepinfer_core.engine.accounting import Accounting
+    from deepinfer_core.engine.request import Completion, Ending, Marks, Request
     from deepinfer_core.tokenizer import Tokenizer
 
 
-def append_token(sample: Sample, token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> bool:
-    """Record a drawn token (row ``row`` of ``sampled``); True if a stop string has ended the sample."""
-    request, now = sample.request, time.monotonic()
-    request.metrics.first_token_time = request.metrics.first_token_time or now
-    request.metrics.last_token_time = now
-    sample.token_ids.append(token)
-    sample.history.append(token)
-    sample.sampling.advance(token)
-    if request.params.logprobs is not None:
-        sample.logprobs.append(position_logprobs(token, sampled, row, tokenizer))
-        sample.cumulative_logprob += float(sampled.logprobs[row])
-    if sample.detokenizer is None or _is_silent_stop(sample, token):
-        return False
-    return sample.detokenizer.append(token)
+class OutputProcessor:
+    """Builds outputs. Tokens, log-probabilities and times are read from the scheduler; nothing is kept here.
 
-
-def _is_silent_stop(sample: Sample, token: int) -> bool:
-    """Whether the token ends the sample by its id, and leaves no text."""
-    params = sample.request.params
-    ends = token in sample.request.stop_ids and len(sample.token_ids) > params.tokens_before_stop
-    return ends and not params.include_stop_str_in_output
-
-
-def position_logprobs(token: int, sampled: SamplerOutput, row: int, tokenizer: Tokenizer | None) -> PositionLogprobs:
-    """The most likely tokens' entries in order, then that of ``token`` unless it is among them.
-
-    Tokens at -inf, which cannot be drawn, are not among the most likely, even if that leaves fewer than asked for.
+    Building changes nothing that another attempt would not change again, so one that is broken off can be repeated.
     """
 
-    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
+    def __init__(self, scheduler: _C.Scheduler, accounting: Accounting, tokenizer: Tokenizer | None) -> None:
+        self._scheduler = scheduler
+        self._accounting = accounting
+        self._tokenizer = tokenizer
 
-    top = range(int(sampled.top_offsets[row]), int(sampled.top_offsets[row + 1]))
-    found = {
-        int(sampled.top_ids[place]): entry(int(sampled.top_ids[place]), float(sampled.top_logprobs[place]), rank)
-        for rank, place in enumerate(top, start=1)
-        if sampled.top_logprobs[place] > -math.inf
-    }
-    found.setdefault(token, entry(token, float(sampled.logprobs[row]), int(sampled.ranks[row])))
-    return found
+    def whole(self, request: Request) -> RequestOutput:
+        """Everything the request has so far."""
+        return self._output(request, [self._completion(each, 0, 0) for each in request.completions])
+
+    def news(self, request: Request) -> tuple[RequestOutput, Marks] | None:
+        """What is new since the request's marks, of those completions that have something new, and the marks behind
+        it; None if none has.
+        """
+        shown = request.marks or ((0, 0, False),) * len(request.completions)
+        pieces, marks = [], []
+        for completion, (num_tokens, num_chars, is_over) in zip(request.completions, shown, strict=True):
+            piece = None if is_over else self._piece(completion, num_tokens, num_chars)
+            if piece is not None:
+                pieces.append(piece)
+                num_tokens, num_chars = num_tokens + len(piece.token_ids), num_chars + len(piece.text)
+            marks.append((num_tokens, num_chars, is_over or (piece is not None and piece.finished)))
+        return (self._output(request, pieces), tuple(marks)) if pieces else None
+
+    def _piece(self, completion: Completion, num_tokens: int, num_chars: int) -> CompletionOutput | None:
+        piece = self._completion(completion, num_tokens, num_chars)
+        is_new = piece.token_ids if self._tokenizer is None else piece.text
+        return piece if is_new or piece.finished else None
+
+    def _completion(self, completion: Completion, num_tokens: int, num_chars: int) -> CompletionOutput:
+        """The completion from a token and a character on."""
+        ending = completion.ending
+        tokens = self._scheduler.output_tokens(completion.handle)
+        text = self._accounting.text_of(completion, len(tokens)) if len(tokens) else None
+        if text is not None and ending is not None:
+            text.finish()
+        logprobs = cumulative = None
+        if completion.request.params.logprobs is not None:
+            *columns, cumulative = self._scheduler.logprobs(completion.handle)
+            logprobs = PositionLogprobsList(tokens, *columns, self._tokenizer)[num_tokens:]
+        return CompletionOutput(
+            index=completion.index,
+            text="" if text is None else text.since(num_chars),
+            token_ids=tokens[num_tokens:].tolist(),
+            cumulative_logprob=cumulative,
+            logprobs=logprobs,
+            finish_reason=None if ending is None else ending.reason,
+            stop_reason=None if ending is None else _stop_reason(completion, ending, tokens),
+        )
+
+    def _output(self, request: Request, completions: list[CompletionOutput]) -> RequestOutput:
+        is_finished = request.finished
+        return RequestOutput(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            completions,
+            finished=is_finished,
+            metrics=self.metrics(request, is_finished),
+            prompt_logprobs=request.prompt_logprobs,
+            error=request.error if is_finished else None,
+        )
+
+    def metrics(self, request: Request, is_finished: bool) -> RequestMetrics:
+        """The request's times and counts, over all its completions."""
+        metrics = RequestMetrics(request.arrival_time, finished_time=time.monotonic() if is_finished else None)
+        for completion in request.completions:
+            first_scheduled, first, last, preemptions, verifications, drafted, accepted = self._scheduler.metrics(
+                completion.handle
+            )
+            metrics.first_scheduled_time = _earlier(metrics.first_scheduled_time, first_scheduled)
+            metrics.first_token_time = _earlier(metrics.first_token_time, first)
+            metrics.last_token_time = max(metrics.last_token_time or 0.0, last) or None
+            metrics.num_preemptions += preemptions
+            if verifications:
+                metrics.speculation.add_counts(verifications, drafted, accepted)
+        return metrics
 
 
-def finish(sample: Sample, reason: FinishReason) -> None:
-    """Close the text and settle why the sample ended; a stop string or the end of a grammar wins over a limit met by
-    the same token.
-    """
-    request = sample.request
-    if sample.detokenizer is not None:
-        sample.detokenizer.finish()
-        sample.stop_reason = sample.detokenizer.stop_reason
-    is_whole = sample.stop_reason is not None or sample.sampling.is_over
-    if is_whole and sample.error is None and reason in ("length", "error"):
-        reason = "stop"  # what came after the end in the same step does not count
-    if reason == "abort":
-        sample.error = None
-    elif sample.error is not None:
-        reason = "error"
-    last = sample.token_ids[-1] if sample.token_ids else None
-    if reason == "stop" and sample.stop_reason is None and last in request.params.stop_token_ids:
-        sample.stop_reason = last
-    sample.finish_reason = reason
-    if request.finished:
-        request.metrics.finished_time = time.monotonic()
+def _earlier(known: float | None, found: float) -> float | None:
+    """0 stands for what has not happened."""
+    if not found:
+        return known
+    return found if known is None else min(known, found)
 
 
-def full_output(request: Request) -> RequestOutput:
-    """Everything the request has so far."""
-    texts = ["" if sample.detokenizer is None else sample.detokenizer.text for sample in request.samples]
-    completions = [_completion(sample, text, 0) for sample, text in zip(request.samples, texts, strict=True)]
-    return _output(request, completions)
-
-
-def new_output(request: Request) -> RequestOutput | None:
-    """What is new since the last call, of those samples that have something new; None if none has."""
-    pieces = [piece for sample in request.samples if (piece := _new_piece(sample)) is not None]
-    return _output(request, pieces) if pieces else None
-
-
-def _new_piece(sample: Sample) -> CompletionOutput | None:
-    if sample.reported_end:
-        return None
-    text = "" if sample.detokenizer is None else sample.detokenizer.take()
-    begin, end = sample.reported_tokens, len(sample.token_ids)
-    if not text and sample.finish_reason is None and (sample.detokenizer is not None or begin == end):
-        return None
-    sample.reported_tokens, sample.reported_end = end, sample.finish_reason is not None
-    return _completion(sample, text, begin)
-
-
-def _completion(sample: Sample, text: str, begin: int) -> CompletionOutput:
-    has_logprobs = sample.request.params.logprobs is not None
-    return CompletionOutput(
-        index=sample.index,
-        text=text,
-        token_ids=sample.token_ids[begin:],
-        cumulative_logprob=sample.cumulative_logprob if has_logprobs else None,
-        logprobs=sample.logprobs[begin:] if has_logprobs else None,
-        finish_reason=sample.finish_reason,
-        stop_reason=sample.stop_reason,
-    )
-
-
-def _output(request: Request, completions: list[CompletionOutput]) -> RequestOutput:
-    return RequestOutput(
-        request.request_id,
-        request.prompt,
-        request.prompt_token_ids,
-        completions,
-        finished=request.finished,
-        metrics=request.metrics,
-        prompt_logprobs=request.prompt_logprobs,
-        error=request.error if request.finished else None,
-    )
+def _stop_reason(completion: Completion, ending: Ending, tokens: NDArray[np.int32]) -> str | int | None:
+    """The stop string or stop token id that ended the completion; None for end of sequence or otherwise."""
+    if ending.reason != "stop" or ending.detail or not len(tokens):
+        return (ending.reason == "stop" and ending.detail) or None
+    last = int(tokens[-1])
+    return last if last in completion.request.params.stop_token_ids else None

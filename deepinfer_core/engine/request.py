@@ -1,142 +1,117 @@
-"""A request as the engine keeps it, and how a prompt becomes token ids."""
+"""A request as the engine keeps it, from its acceptance to its last output."""
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_core.engine.chat_prompt import render_chat
-from deepinfer_core.errors import RequestError, nearest
-
 if TYPE_CHECKING:
+    from deepinfer_core import _C
     from deepinfer_core.engine.detokenizer import IncrementalDetokenizer
-    from deepinfer_core.outputs import FinishReason, PositionLogprobs, RequestMetrics
-    from deepinfer_core.sampling import SamplingState
-    from deepinfer_core.sampling.state import TokenLog
-    from deepinfer_core.sampling_params import SamplingParams
-    from deepinfer_core.tokenizer import Tokenizer
-
-#: Text, token ids, or a table: ``prompt`` and ``prompt_token_ids``, or ``messages`` (a conversation, see
-#: :func:`deepinfer_core.engine.chat_prompt.render_chat`) and ``add_generation_prompt`` (default True).
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-
-_TEXT_KEYS = ("prompt", "prompt_token_ids")
-_CHAT_KEYS = ("messages", "add_generation_prompt")
+    from deepinfer_core.interfaces.logits_processor import RowContext
+    from deepinfer_core.interfaces.sampling_params import SamplingParams
+    from deepinfer_core.outputs import FinishReason, PositionLogprobs, RequestOutput
+    from deepinfer_core.structured.guide import Guide
 
 
-@attrs.define(eq=False)
+#: Per completion: tokens and characters shown, and whether its end was.
+Marks = tuple[tuple[int, int, bool], ...]
+
+
+class Tag(enum.IntFlag):
+    """Marks by which a step's columns tell, without looking at requests, whose turn it is for more than the usual."""
+
+    STREAMED = 1
+    """Every step's output is reported."""
+    JUDGED = 2
+    """Python has to see each token: stop strings, grammars."""
+    GUIDED = 4
+    """What may be drawn depends on a grammar."""
+    PROCESSED = 8
+    """Logits processors see its rows."""
+    SCORED = 16
+    """Its prompt's log-probabilities were asked for."""
+
+
+@attrs.frozen(slots=True)
+class Ending:
+    """Why a completion ended; the scheduler's word. detail: a stop string, or what failed."""
+
+    reason: FinishReason
+    detail: str
+
+
+@attrs.define(eq=False, slots=True)
+class Completion:
+    """One completion of a request; to the scheduler a sequence of its own, which owns its tokens."""
+
+    request: Request
+    index: int
+    handle: int = 0
+    """The scheduler's number for it; 0 before it has one."""
+    guide: Guide | None = None
+    """What holds it to a grammar; None before that is compiled, and without one."""
+    context: RowContext | None = None
+    """What logits processors see of it, but for its output."""
+    detokenizer: IncrementalDetokenizer | None = None
+    """Made when text is wanted; None without a tokenizer too."""
+    num_judged: int = 0
+    """Tokens that :attr:`guide` and, where stop strings are looked for, :attr:`detokenizer` have seen."""
+    ending: Ending | None = None
+
+
+@attrs.define(eq=False, slots=True)
 class Request:
-    """A request from its acceptance to its last output: a prompt, and the samples that complete it."""
+    """A prompt, and the completions of it."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    tokens: NDArray[np.int32]
+    """The prompt's ids again, as the scheduler takes them."""
     params: SamplingParams
-    stop_ids: tuple[int, ...]
-    """Token ids that end a sample: end-of-sequence ids unless ignored, and the request's own."""
-    metrics: RequestMetrics
-    stream: bool
-    """Whether each step's output is reported, or only the last."""
-    samples: list[Sample] = attrs.field(factory=list)
-    """``params.n`` completions, by index."""
+    spec: _C.SamplingSpec
+    """How its tokens are drawn."""
+    stop_ids: Sequence[int]
+    """Token ids that end a completion: end-of-sequence ids unless ignored, and the request's own."""
+    seeds: Sequence[int]
+    """One per completion."""
+    max_tokens: int
+    tags: Tag
+    arrival_time: float
+    sink: Callable[[RequestOutput], object] | None = None
+    """Where its outputs go, where nobody steps the engine by hand."""
+    completions: list[Completion] = attrs.field(factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """As far as the prompt is computed; None where not asked for."""
+    marks: Marks = ()
+    """How far streamed outputs have shown it. Replaced as a whole, so that handing over an output is one step."""
+    is_announced: bool = False
+    """Whether ``on_request_added`` was called."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether each step's output is reported, or only the last."""
+        return bool(self.tags & Tag.STREAMED)
 
     @property
     def finished(self) -> bool:
-        """Whether every sample has ended."""
-        return all(sample.finish_reason is not None for sample in self.samples)
+        """Whether every completion has ended."""
+        return all(completion.ending is not None for completion in self.completions)
 
     @property
     def error(self) -> str | None:
-        """Why samples failed; None if none did."""
-        failures = {sample.index: sample.error for sample in self.samples if sample.error is not None}
-        if len(failures) == len(self.samples) and len(set(failures.values())) == 1:
+        """Why completions failed; None if none did."""
+        failures = {
+            each.index: each.ending.detail
+            for each in self.completions
+            if each.ending is not None and each.ending.reason == "error"
+        }
+        if len(failures) == len(self.completions) and len(set(failures.values())) == 1:
             return failures[0]
-        return "; ".join(f"sample {index}: {error}" for index, error in failures.items()) or None
-
-
-@attrs.define(eq=False)
-class Sample:
-    """One completion of a request; to the scheduler a sequence of its own."""
-
-    request: Request
-    index: int
-    handle: int
-    """The scheduler's number for it."""
-    sampling: SamplingState
-    """How its next token is drawn."""
-    history: TokenLog
-    """All its tokens, prompt and output."""
-    detokenizer: IncrementalDetokenizer | None
-    """None where there is no tokenizer: outputs then have ids but no text."""
-    token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[PositionLogprobs] = attrs.field(factory=list)
-    cumulative_logprob: float = 0.0
-    reported_tokens: int = 0
-    """Output tokens that streamed outputs have shown."""
-    reported_end: bool = False
-    """Whether a streamed output has shown its finish reason."""
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    error: str | None = None
-
-
-def prompt_parts(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | None]:
-    """``(text, token ids)`` of a prompt, at least one of them given. Raises RequestError."""
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, Mapping):
-        return _table_parts(prompt, tokenizer)
-    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray):
-        ids: Sequence[Any] = prompt
-        return None, ids
-    raise RequestError(f"a prompt must be text, a list of token ids or a dict, got {type(prompt).__name__}")
-
-
-def _table_parts(prompt: Mapping[str, Any], tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | None]:
-    keys = (*_TEXT_KEYS, *_CHAT_KEYS)
-    for name in prompt:
-        if name not in keys:
-            raise RequestError(f"unknown prompt key {name!r}{nearest(str(name), keys)} (known: {', '.join(keys)})")
-    if "messages" in prompt:
-        if any(name in prompt for name in _TEXT_KEYS):
-            raise RequestError("a prompt dict must have either 'messages' or 'prompt' and 'prompt_token_ids'")
-        return render_chat(prompt["messages"], prompt.get("add_generation_prompt", True), tokenizer)
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and ids is None:
-        raise RequestError("a prompt dict needs 'prompt' (text), 'prompt_token_ids' or 'messages' (a conversation)")
-    if text is not None and not isinstance(text, str):
-        raise RequestError(f"prompt must be text, got {type(text).__name__}")
-    return text, ids
-
-
-def tokenize_prompt(text: str | None, ids: Sequence[int] | None, tokenizer: Tokenizer | None) -> list[int]:
-    """Token ids of a prompt; ids win over text. Raises RequestError."""
-    if ids is not None:
-        if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray):
-            raise RequestError(f"prompt_token_ids must be a list of integers, got {type(ids).__name__}")
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-                raise RequestError(f"prompt token ids must be integers, got {token!r}")
-        return [int(token) for token in ids]
-    if tokenizer is None:
-        raise RequestError("this model has no tokenizer, so a prompt must be token ids")
-    if not text:
-        raise RequestError("the prompt is empty; give at least one character or token id")
-    return tokenizer.encode(text)
-
-
-def check_prompt(ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    """The ids as the scheduler takes them. Raises RequestError for an empty prompt or an id out of range."""
-    if not ids:
-        raise RequestError("the prompt is empty; give at least one token id")
-    for place, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"prompt token {place} must be in 0..{vocab_size - 1} (the vocabulary), got {token}")
-    return np.asarray(ids, np.int32)
+        return "; ".join(f"completion {index}: {error}" for index, error in failures.items()) or None

@@ -87,7 +87,7 @@ class StatsLogger:
         used_pages: int,
         total_pages: int,
     ) -> None:
-        """A step has ended: its tokens, and the queues and the cache as they are now. Logs when it is time."""
+        """A step has ended: its tokens, and the queues and the cache as they are now."""
         now = self._now()
         self._steps.append(_Step(now, prefill_tokens, generated_tokens, self._phases))
         self._phases = {}
@@ -97,7 +97,10 @@ class StatsLogger:
         self._totals["generated_tokens"] += generated_tokens
         self._gauges = {"running": running, "waiting": waiting, "used_pages": used_pages, "total_pages": total_pages}
         self._has_news = True
-        if self._enabled and now >= self._next_log:
+
+    def log_if_due(self) -> None:
+        """Log a line if the last one is an interval old. Raises what ``extra_metrics`` raises."""
+        if self._enabled and self._has_news and self._now() >= self._next_log:
             self.log()
 
     def finished(self, metrics: RequestMetrics, num_tokens: int) -> None:
@@ -117,14 +120,15 @@ class StatsLogger:
         first token from its arrival, and between its tokens on average.
         """
         now = self._now()
-        self._forget_before(now - self._interval)
+        # Copies, for the stepping thread goes on meanwhile.
+        steps = [step for step in list(self._steps) if step.time >= now - self._interval]
         elapsed = max(min(self._interval, now - self._started) if self._started is not None else 0.0, 1e-9)
         metrics: Metrics = {**self._totals, **self._gauges}
         metrics["cache_usage"] = self._gauges["used_pages"] / max(self._gauges["total_pages"], 1)
-        metrics["prefill_tokens_per_second"] = sum(step.prefill_tokens for step in self._steps) / elapsed
-        metrics["generated_tokens_per_second"] = sum(step.generated_tokens for step in self._steps) / elapsed
-        for name in dict.fromkeys(name for step in self._steps for name in step.phases):
-            metrics[f"time_share_{name}"] = sum(step.phases.get(name, 0.0) for step in self._steps) / elapsed
+        metrics["prefill_tokens_per_second"] = sum(step.prefill_tokens for step in steps) / elapsed
+        metrics["generated_tokens_per_second"] = sum(step.generated_tokens for step in steps) / elapsed
+        for name in dict.fromkeys(name for step in steps for name in step.phases):
+            metrics[f"time_share_{name}"] = sum(step.phases.get(name, 0.0) for step in steps) / elapsed
         if self._speculation is not None:
             metrics |= self._speculation.snapshot()
         metrics |= _latencies("time_to_first_token", self._first_token)
@@ -134,10 +138,10 @@ class StatsLogger:
     def log(self) -> None:
         """Log a line now."""
         metrics = self.snapshot()
-        extra = {} if self._extra_metrics is None else self._extra_metrics(metrics)
-        logger.info("%s", _line(metrics, extra))
         self._next_log = self._now() + self._interval
         self._has_news = False
+        extra = {} if self._extra_metrics is None else self._extra_metrics(metrics)
+        logger.info("%s", _line(metrics, extra))
 
     def close(self) -> None:
         """Log what has happened since the last line, if anything has."""
@@ -159,7 +163,7 @@ class StatsLogger:
 def _latencies(name: str, seconds: deque[float]) -> Metrics:
     if not seconds:
         return {}
-    ordered = sorted(seconds)
+    ordered = sorted(list(seconds))
     return {
         f"{name}_mean": sum(ordered) / len(ordered),
         f"{name}_p50": ordered[(len(ordered) - 1) // 2],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,11 +26,14 @@ class DraftLength(Protocol):
         """Whether to draft for these many sequences."""
         ...
 
-    def lengths(self, num_seqs: int, probabilities: Sequence[NDArray[np.float64]]) -> list[int]:
-        """How many of each sequence's drafts to verify.
+    def lengths(
+        self, num_seqs: int, probabilities: NDArray[np.float64], useful: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """How many of each sequence's drafts to verify, ``[S]``.
 
-        num_seqs: all that decode. probabilities: per sequence that has drafts, for each of them the probability that
-        it is accepted, given that those before it are. Whether a draft is verified does not depend on those after it.
+        num_seqs: all that decode. probabilities: ``[S, B]``, of sequences for which drafts were made, that a draft is
+        accepted, given that those before it are. useful: ``[S]``, how many of them can be of use. Whether a draft is
+        verified does not depend on those after it.
         """
         ...
 
@@ -55,9 +57,11 @@ class FixedLength:
         """Always."""
         return True
 
-    def lengths(self, num_seqs: int, probabilities: Sequence[NDArray[np.float64]]) -> list[int]:
+    def lengths(
+        self, num_seqs: int, probabilities: NDArray[np.float64], useful: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
         """The number, or what there is."""
-        return [min(self._num_drafts, len(each)) for each in probabilities]
+        return np.minimum(useful, self._num_drafts).astype(np.int32)
 
     def drafted(self, num_seqs: int, seconds: float) -> None:
         """Nothing is learned."""
@@ -111,21 +115,23 @@ class AdaptiveLength:
         seconds = float(self._steps(rows) + self._drafting(num_seqs))
         return (1 + self._accepted_per_seq) * plain / seconds if seconds > 0 else 1.0
 
-    def lengths(self, num_seqs: int, probabilities: Sequence[NDArray[np.float64]]) -> list[int]:
+    def lengths(
+        self, num_seqs: int, probabilities: NDArray[np.float64], useful: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
         """The likeliest drafts first, as long as each raises the rate; while drafting is tried, one at least."""
-        survival = [np.cumprod(each) for each in probabilities]
-        owners = np.repeat(np.arange(len(survival)), [len(each) for each in survival])
-        gains = np.concatenate(survival) if survival else np.empty(0)
+        is_useful = np.arange(probabilities.shape[1]) < useful[:, None]
+        survival = np.cumprod(probabilities, axis=1)
+        owners, gains = np.nonzero(is_useful)[0], survival[is_useful]
         order = np.argsort(-gains, kind="stable")  # a sequence's own drafts stay in their order
         tokens = num_seqs + np.concatenate([[0.0], np.cumsum(gains[order])])
         seconds = self._steps(num_seqs + np.arange(len(tokens))) + self._drafting(num_seqs)
         rates = tokens / np.maximum(seconds, 1e-9)
         worse = (rates[1:] <= rates[:-1]).nonzero()[0]
         chosen = order[: worse[0]] if len(worse) else order
-        lengths = np.bincount(owners[chosen], minlength=len(survival))
+        lengths = np.bincount(owners[chosen], minlength=len(useful))
         if self._probed < _PROBE_STEPS:
-            lengths = np.maximum(lengths, [min(1, len(each)) for each in survival])
-        return [int(length) for length in lengths]
+            lengths = np.maximum(lengths, np.minimum(useful, 1))
+        return lengths.astype(np.int32)
 
     def drafted(self, num_seqs: int, seconds: float) -> None:
         """Learn what drafting costs."""

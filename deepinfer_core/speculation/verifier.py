@@ -10,36 +10,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_core.errors import ConfigError
-from deepinfer_core.interfaces.sampler import DraftingSampler, ProposedToken
+from deepinfer_core.interfaces.sampler import DraftingSampler, Proposals
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_core.interfaces.sampler import Sampler, SamplingRow
-    from deepinfer_core.sampling_params import SamplingParams
+    from deepinfer_core._C import StepPlan
+    from deepinfer_core.interfaces.sampler import Sampler, SamplingBatch
 
 
 class Verifier(Protocol):
     """Draws drafts from a drafter's logits, and prepares the rows that decide about them."""
 
-    def accepts(self, params: SamplingParams) -> bool:
-        """Whether drafts of such a request can be verified; without it nothing is drafted for the request."""
+    def accepts(self, temperature: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which of S sequences, by their temperatures, drafts can be verified for; the others get none."""
         ...
 
-    def draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow]
-    ) -> tuple[NDArray[np.int32], Sequence[ProposedToken | None]]:
-        """One draft per row ``[S]``, -1 where none could be drawn, and what :meth:`rows` needs to know of it.
+    def draw(self, logits: Tensor, batch: SamplingBatch) -> tuple[NDArray[np.int32], Proposals | None]:
+        """One draft per row ``[S]``, -1 where none could be drawn, and what :meth:`verifying` needs to know of them.
 
-        logits: ``[S, V]`` float32, left unchanged. rows: what the model's own token will be drawn by, if the drafts
-        before it are accepted.
+        logits: ``[S, V]`` float32, left unchanged. batch: what the model's own tokens will be drawn by, if the drafts
+        before them are accepted.
         """
         ...
 
-    def rows(
-        self, rows: Sequence[SamplingRow], drafts: Sequence[int], proposed: Sequence[ProposedToken | None]
-    ) -> Sequence[SamplingRow]:
-        """The rows that verify the drafts: ``1 + len(drafts)``, made of those by which a request draws its tokens."""
+    def verifying(
+        self,
+        batch: SamplingBatch,
+        plan: StepPlan,
+        places: NDArray[np.int64],
+        picked: Sequence[Proposals | None],
+    ) -> SamplingBatch:
+        """The rows that verify a plan's drafts, made of those by which its sequences draw their tokens.
+
+        places: per sampling sequence its row among those that were drafted for; meaningless for one without drafts.
+        picked: by depth, what :meth:`draw` returned.
+        """
         ...
 
 
@@ -53,29 +59,31 @@ class CoupledVerifier:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def accepts(self, params: SamplingParams) -> bool:
+    def accepts(self, temperature: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Any."""
-        return True
+        return np.ones(len(temperature), bool)
 
-    def draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow]
-    ) -> tuple[NDArray[np.int32], Sequence[ProposedToken | None]]:
+    def draw(self, logits: Tensor, batch: SamplingBatch) -> tuple[NDArray[np.int32], Proposals | None]:
         """See the protocol."""
-        return self._sampler.sample(logits, rows).token_ids, [None] * len(rows)
+        return self._sampler.sample(logits, batch).token_ids, None
 
-    def rows(
-        self, rows: Sequence[SamplingRow], drafts: Sequence[int], proposed: Sequence[ProposedToken | None]
-    ) -> Sequence[SamplingRow]:
+    def verifying(
+        self,
+        batch: SamplingBatch,
+        plan: StepPlan,
+        places: NDArray[np.int64],
+        picked: Sequence[Proposals | None],
+    ) -> SamplingBatch:
         """See the protocol."""
-        return rows
+        return batch
 
 
 class GreedyVerifier(CoupledVerifier):
     """For greedy requests only: a draft is accepted if it is the most likely token. Others go without drafts."""
 
-    def accepts(self, params: SamplingParams) -> bool:
+    def accepts(self, temperature: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Greedy ones."""
-        return params.is_greedy
+        return temperature == 0.0
 
 
 class RejectionVerifier:
@@ -98,26 +106,46 @@ class RejectionVerifier:
         self._sampler = sampler
         self._max_candidates = max_candidates
 
-    def accepts(self, params: SamplingParams) -> bool:
+    def accepts(self, temperature: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Any."""
-        return True
+        return np.ones(len(temperature), bool)
 
-    def draw(
-        self, logits: Tensor, rows: Sequence[SamplingRow]
-    ) -> tuple[NDArray[np.int32], Sequence[ProposedToken | None]]:
+    def draw(self, logits: Tensor, batch: SamplingBatch) -> tuple[NDArray[np.int32], Proposals | None]:
         """See the protocol."""
-        proposed = self._sampler.propose(logits, rows, self._max_candidates)
-        return np.array([-1 if each is None else each.token for each in proposed], np.int32), proposed
+        proposals = self._sampler.propose(logits, batch, self._max_candidates)
+        return proposals.tokens, proposals
 
-    def rows(
-        self, rows: Sequence[SamplingRow], drafts: Sequence[int], proposed: Sequence[ProposedToken | None]
-    ) -> Sequence[SamplingRow]:
+    def verifying(
+        self,
+        batch: SamplingBatch,
+        plan: StepPlan,
+        places: NDArray[np.int64],
+        picked: Sequence[Proposals | None],
+    ) -> SamplingBatch:
         """See the protocol. A draft that was not drawn from logits is one that was certain to be proposed."""
-        verifying = [
-            attrs.evolve(row, proposed=each or ProposedToken.certain(draft))
-            for row, draft, each in zip(rows, drafts, proposed, strict=False)
-        ]
-        return [*verifying, *rows[len(verifying) :]]
+        num_drafts = plan.num_drafts[plan.samples]
+        ends = plan.query_offsets[1:][plan.samples]
+        firsts = np.cumsum(1 + num_drafts) - (1 + num_drafts)
+        tokens = np.full(len(batch), -1, np.int32)
+        ids: list[NDArray[np.int32]] = [_NO_IDS] * len(batch)
+        probabilities: list[NDArray[np.float64]] = [_NO_VALUES] * len(batch)
+        for index in np.flatnonzero(num_drafts).tolist():
+            for depth in range(int(num_drafts[index])):
+                row = int(firsts[index]) + depth
+                tokens[row] = plan.token_ids[ends[index] - num_drafts[index] + depth]
+                ids[row], probabilities[row] = tokens[row : row + 1], _CERTAIN
+                proposals = picked[depth] if depth < len(picked) else None
+                if proposals is not None and proposals.tokens[places[index]] >= 0:
+                    part = slice(*proposals.offsets[places[index] : places[index] + 2].tolist())
+                    ids[row], probabilities[row] = proposals.ids[part], proposals.probabilities[part]
+        offsets = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
+        proposed = Proposals(tokens, offsets, np.concatenate(ids), np.concatenate(probabilities))
+        return attrs.evolve(batch, proposed=proposed)
+
+
+_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_VALUES: NDArray[np.float64] = np.empty(0)
+_CERTAIN: NDArray[np.float64] = np.ones(1)
 
 
 def make_verifier(name: str, sampler: Sampler) -> Verifier:

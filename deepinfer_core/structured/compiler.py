@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -48,6 +48,7 @@ class GrammarCompiler:
 
     vocabulary: makes what the engine is given; called once, on one of the threads.
     clock: seconds, monotonic.
+    notify: called on a thread of the pool when a compilation is done.
 
     The threads are daemons: a compilation that never ends does not keep the process from ending.
     """
@@ -59,7 +60,9 @@ class GrammarCompiler:
         vocabulary: Callable[[], Vocabulary],
         config: GrammarConfig,
         clock: Callable[[], float] = time.monotonic,
+        notify: Callable[[], object] = lambda: None,
     ) -> None:
+        self._notify = notify
         self._engine = engine
         self._name = name
         self._make_vocabulary = vocabulary
@@ -118,12 +121,6 @@ class GrammarCompiler:
             if self._num_threads == 0:
                 self._refuse_queued()
 
-    def wait(self, compilations: Iterable[Compilation], timeout: float) -> None:
-        """Return when one of these has ended, or after ``timeout`` seconds."""
-        compilations = list(compilations)
-        with self._changed:
-            self._changed.wait_for(lambda: any(each.is_done for each in compilations), timeout)
-
     def close(self) -> None:
         """Let idle threads end; what is being compiled is not waited for."""
         with self._changed:
@@ -165,10 +162,11 @@ class GrammarCompiler:
                 del self._under_way[compilation.key]
                 if may_keep:
                     self._keep(compilation)
-                self._changed.notify_all()
                 if compilation.is_overdue:
                     self._num_overdue -= 1
-                    return
+            self._notify()
+            if compilation.is_overdue:
+                return
 
     def _compile(self, spec: StructuredOutput) -> tuple[Grammar | None, str | None, bool]:
         """``(grammar, error, whether it would come out the same again)``."""

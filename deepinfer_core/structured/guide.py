@@ -72,11 +72,16 @@ class Guide:
         """That first one, if it does not end the output."""
         self._mask: NDArray[np.int32] | None = None
         self._is_over = False
+        self._ahead: list[int] = []
+        """Of the tokens that went in, the last ones, which :meth:`mask_after` supposes."""
+        self._supposed: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        """What it has found, by the tokens supposed."""
         self._matcher = self._make_matcher(grammar)
 
     @property
     def error(self) -> str | None:
         """Why the output cannot go on: an engine's failure, or a token that the mask does not have."""
+        self._return()
         if self._failure is None and self._stray is not None:
             return f"token {self._stray} was drawn, which the grammar excludes: the sampler did not heed the mask"
         return self._failure
@@ -89,6 +94,7 @@ class Guide:
     @property
     def is_over(self) -> bool:
         """Whether the output is whole and nothing can follow but an end."""
+        self._return()
         self.mask()
         return self._is_over
 
@@ -105,15 +111,40 @@ class Guide:
                 self._mask, self._is_over = np.zeros_like(self._context.selectable), False
         return None if self._is_over else self._mask
 
+    def mask_after(self, tokens: Sequence[int]) -> NDArray[np.int32] | None:
+        """:meth:`mask` as if these tokens had come. Each is looked up once until the next token comes or goes."""
+        supposed = tuple(tokens)
+        if supposed not in self._supposed:
+            known = [mine == theirs for mine, theirs in zip(self._ahead, supposed, strict=False)]
+            common = known.index(False) if False in known else len(known)
+            self._take_back(len(self._ahead) - common)
+            for token in supposed[common:]:
+                self._take_in(token)
+            self._ahead = list(supposed)
+            self._supposed[supposed] = self.mask()
+        return self._supposed[supposed]
+
+    def _return(self) -> None:
+        """Take back what was only supposed."""
+        if self._ahead:
+            self._take_back(len(self._ahead))
+            self._ahead = []
+
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
+        self._return()
         mask = self.mask()
         if self._is_over:
             return token in self._ending_ids
         return mask is not None and bool(mask[token // 32] >> (token % 32) & 1)
 
     def advance(self, token: int) -> None:
-        """A token has come, or is supposed to."""
+        """A token has come."""
+        self._return()
+        self._supposed.clear()
+        self._take_in(token)
+
+    def _take_in(self, token: int) -> None:
         self._forget()
         if self.is_lost:
             self._num_lost += 1
@@ -123,6 +154,13 @@ class Guide:
 
     def retreat(self, count: int) -> None:
         """Take back the last ``count`` tokens."""
+        self._return()
+        self._supposed.clear()
+        self._take_back(count)
+
+    def _take_back(self, count: int) -> None:
+        if not count:
+            return
         self._forget()
         unknown = min(count, self._num_lost)
         self._num_lost -= unknown

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from deepinfer_core.interfaces.model import BatchRows, InputBatch
+from deepinfer_core.worker.step_input import StepInput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,11 +24,9 @@ MetadataBuilder = Callable[[BatchRows], Mapping[str, "NDArray[np.generic]"]]
 def build_input_batch(
     plan: StepPlan, token_lookback: int, device: torch.device, *builders: MetadataBuilder
 ) -> InputBatch:
-    """The plan's rows as tensors on ``device``, with the metadata of all ``builders``; nothing aliases the plan."""
-    rows = _rows(plan)
-    return make_input_batch(
-        rows, plan.token_ids, _context_ids(plan, rows.seq_of_row, token_lookback), device, *builders
-    )
+    """A plan's rows as tensors on ``device``, with the metadata of all ``builders``; nothing aliases the plan."""
+    step = StepInput.of(plan, token_lookback)
+    return make_input_batch(step.rows, step.token_ids, step.context_ids, device, *builders)
 
 
 def make_input_batch(
@@ -67,37 +66,3 @@ def _copied(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor
         for place, tensor in zip(those, joined.split([arrays[place].size for place in those]), strict=True):
             found[place] = tensor if arrays[place].ndim == 1 else tensor.view(arrays[place].shape)
     return [found[place] for place in range(len(arrays))]
-
-
-def _rows(plan: StepPlan) -> BatchRows:
-    per_sequence, starts = plan.num_tokens, plan.starts
-    seq_of_row = np.repeat(np.arange(plan.num_seqs, dtype=np.int32), per_sequence)
-    return BatchRows(
-        positions=plan.positions.astype(np.int64),
-        seq_of_row=seq_of_row,
-        slots=plan.slots[seq_of_row],
-        starts=starts[seq_of_row],
-        ends=(starts + per_sequence - 1)[seq_of_row],
-        block_tables=_block_tables(plan),
-    )
-
-
-def _block_tables(plan: StepPlan) -> NDArray[np.int32]:
-    """``[S, pages]``, short tables padded with the null page."""
-    lengths = np.diff(plan.block_table_offsets)
-    tables = np.zeros((plan.num_seqs, int(lengths.max(initial=0))), np.int32)
-    tables[np.arange(tables.shape[1])[None, :] < lengths[:, None]] = plan.block_table
-    return tables
-
-
-def _context_ids(plan: StepPlan, seq_of_row: NDArray[np.int32], lookback: int) -> NDArray[np.int32]:
-    """``[N, 1 + lookback]``: each row's token and those before it, -1 before position 0."""
-    if lookback == 0:
-        return plan.token_ids[:, None]
-    # Lay out every sequence's history and chunk one after another; a row's context is then a window.
-    chunk_places = np.arange(len(seq_of_row)) + (seq_of_row + 1) * lookback
-    line = np.empty(len(seq_of_row) + plan.num_seqs * lookback, np.int32)
-    line[chunk_places] = plan.token_ids
-    history_places = plan.query_offsets[:-1, None] + np.arange(plan.num_seqs)[:, None] * lookback
-    line[history_places + np.arange(lookback)] = plan.history
-    return np.asarray(line[chunk_places[:, None] - np.arange(1 + lookback)])

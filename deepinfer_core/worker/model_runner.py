@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import attrs
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from deepinfer_core.interfaces.speculator import DraftBatch
 from deepinfer_core.sampling.scorer import Scorer
-from deepinfer_core.speculation.acceptance import sampled_rows
-from deepinfer_core.worker.input_metadata import build_input_batch
-from deepinfer_core.worker.step_rows import StepResult
+from deepinfer_core.worker.input_metadata import make_input_batch
+from deepinfer_core.worker.step_input import StepInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core._C import StepPlan
-    from deepinfer_core.interfaces.model import Model, Tap
-    from deepinfer_core.interfaces.sampler import Sampler
+    from deepinfer_core.interfaces.model import InputBatch, LayerFeatures, Model, Tap
+    from deepinfer_core.interfaces.prompt_rows import PromptRows
+    from deepinfer_core.interfaces.sampler import Sampler, SamplerOutput, SamplingBatch
     from deepinfer_core.interfaces.speculator import Drafter, Pick, Proposal
     from deepinfer_core.worker.cache_engine import CacheEngine
-    from deepinfer_core.worker.step_rows import StepRows
+
+
+class Decoding(Protocol):
+    """S sequences to draft for, each with a newest token that no forward has seen."""
+
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """``[S]`` state slots."""
+
+    @property
+    def num_tokens(self) -> NDArray[np.int32]:
+        """``[S]`` tokens known."""
+
+    @property
+    def newest(self) -> NDArray[np.int32]:
+        """``[S]``, the last of them."""
+
+
+@attrs.frozen(eq=False)
+class PreparedStep:
+    """A step on the device. yielding: ``[R]`` int64, the rows that yield a token."""
+
+    step: StepInput
+    batch: InputBatch
+    yielding: Tensor
+
+
+@attrs.frozen(eq=False)
+class StepResult:
+    """What came of a step: a token for each of its R sampled rows, and for prompt rows their tokens' scores."""
+
+    sampled: SamplerOutput
+    prompt: SamplerOutput | None = None
 
 
 class ModelRunner:
@@ -48,46 +80,75 @@ class ModelRunner:
         self._sampler = sampler
         self._scorer = Scorer()
         self._device = device
+        self.drafter_failure: Exception | None = None
+        """What the drafter raised when it was shown a step; it is asked for nothing any more."""
+        self._drawn = torch.empty(0, dtype=torch.int64)
+        """``[R]``, the last step's tokens, for rows of the next one that were planned without them."""
         self._metadata_builders = [part.build_metadata for part in (model, drafter) if part is not None]
 
-    def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
-        """Run the plan, draw a token for each row that yields one, and score the prompt rows asked for."""
-        begin = time.monotonic()
-        hidden = self.forward(plan)
-        yielding = torch.from_numpy(sampled_rows(plan)).to(self._device)
-        logits = self.model.logits(hidden[yielding])
-        sampled = self._sampler.sample(logits, rows.sampling)
-        seconds = time.monotonic() - begin
-        if rows.prompt is None:
-            return StepResult(sampled, seconds)
-        return StepResult(sampled, seconds, self._scorer.score(hidden, rows.prompt, self.model.logits, logits.shape[1]))
+    # -- one step ---------------------------------------------------------------------------------
 
-    def forward(self, plan: StepPlan) -> Tensor:
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        """The plan on the device, with everything that the host knows of it."""
+        step = StepInput.of(plan, self.model.token_lookback)
+        batch = make_input_batch(step.rows, step.token_ids, step.context_ids, self._device, *self._metadata_builders)
+        yielding = torch.from_numpy(step.sampled_rows).to(self._device)
+        return PreparedStep(step, batch, yielding)
+
+    def forward(self, prepared: PreparedStep) -> Tensor:
         """Make the plan's copies, run the layers, write the caches, the drafter's too → the rows' hidden states.
 
-        These are ``[N, hidden]`` bf16.
+        These are ``[N, hidden]`` bf16. Tokens that the step before has drawn are filled in first.
         """
-        self.caches.copy(plan)
-        batch = build_input_batch(plan, self.model.token_lookback, self._device, *self._metadata_builders)
+        step, batch = prepared.step, prepared.batch
+        self.caches.copy(step)
+        if len(step.pending_rows):
+            rows = torch.from_numpy(step.pending_rows)
+            # A row that drew nothing has ended its sequence; any token will do for it.
+            tokens = self._drawn[torch.from_numpy(step.pending_sources)].clamp(min=0)
+            batch.token_ids[rows] = tokens
+            batch.context_ids[rows, 0] = tokens
         if self.drafter is None:
             return self.model.forward(batch, self.caches.tensors, self.tap)
         features = self.drafter.new_features(len(batch)) if self.drafter.feature_layers else None
         hidden = self.model.forward(batch, self.caches.tensors, self.tap, features)
-        self.drafter.observe(batch, features, self.caches.tensors, self.tap)
+        self._observe(batch, features)
         return hidden
 
+    def _observe(self, batch: InputBatch, features: LayerFeatures | None) -> None:
+        """Show the step to the drafter. One that fails is shown no more: nobody needs it to go on."""
+        if self.drafter is None or self.drafter_failure is not None:
+            return
+        try:
+            self.drafter.observe(batch, features, self.caches.tensors, self.tap)
+        except Exception as error:
+            self.drafter_failure = error
+
+    def sample(
+        self, prepared: PreparedStep, hidden: Tensor, batch: SamplingBatch, prompt: PromptRows | None
+    ) -> StepResult:
+        """Draw a token for each row that yields one, and score the prompt rows asked for."""
+        logits = self.model.logits(hidden[prepared.yielding])
+        sampled = self._sampler.sample(logits, batch)
+        self._drawn = torch.from_numpy(sampled.token_ids).to(self._device, torch.int64)
+        if prompt is None:
+            return StepResult(sampled)
+        return StepResult(sampled, self._scorer.score(hidden, prompt, self.model.logits, logits.shape[1]))
+
+    # -- between two steps ------------------------------------------------------------------------
+
     def propose(
-        self, slots: Sequence[int], histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        self, sequences: Decoding, histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Drafts ``[S, B]``, -1 where there is none, and their confidences, for sequences with these tokens.
 
         Raises TypeError or ValueError for a proposal that is none.
         """
         assert self.drafter is not None, "whoever asks for drafts has a drafter"
         batch = DraftBatch(
-            torch.tensor([int(history[-1]) for history in histories], device=self._device),
-            torch.tensor([len(history) - 1 for history in histories], device=self._device),
-            torch.tensor(slots, dtype=torch.int32, device=self._device),
+            torch.from_numpy(sequences.newest.astype(np.int64)).to(self._device),
+            torch.from_numpy(sequences.num_tokens.astype(np.int64) - 1).to(self._device),
+            torch.from_numpy(sequences.slots.copy()).to(self._device),
             histories,
             num_drafts,
         )
@@ -95,7 +156,7 @@ class ModelRunner:
         return _checked(proposal, len(batch), num_drafts)
 
 
-def _checked(proposal: Proposal, num_seqs: int, num_drafts: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _checked(proposal: Proposal, num_seqs: int, num_drafts: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The proposal's drafts, no more than asked for, on the host."""
     token_ids, confidences = proposal.token_ids, proposal.confidences
     if token_ids.ndim != 2 or len(token_ids) != num_seqs or confidences.shape != token_ids.shape:
@@ -105,7 +166,7 @@ def _checked(proposal: Proposal, num_seqs: int, num_drafts: int) -> tuple[NDArra
         )
     if token_ids.is_floating_point():
         raise TypeError(f"a proposal's token_ids must be int64, got {token_ids.dtype}")
-    ids = token_ids[:, :num_drafts].cpu().numpy().astype(np.int64)
+    ids = token_ids[:, :num_drafts].clamp(-2, 2**31 - 1).cpu().numpy().astype(np.int32)
     odds = confidences[:, :num_drafts].detach().float().cpu().numpy()
     if np.isnan(odds).any():
         raise ValueError("a proposal's confidences must be numbers, got NaN")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deepinfer_core.config import EngineConfig
@@ -17,20 +19,61 @@ from deepinfer_core.sampling.checked import checked
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
 from deepinfer_core.worker.kernels import model_kernels
-from deepinfer_core.worker.model_runner import ModelRunner
+from deepinfer_core.worker.device_queue import DeviceQueue, InlineQueue, Pending, ThreadQueue
+from deepinfer_core.worker.model_runner import ModelRunner, PreparedStep, StepResult
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from deepinfer_core._C import StepPlan
     from deepinfer_core.interfaces.model import ArchitectureConfig, Model
     from deepinfer_core.interfaces.speculator import Drafter, Pick, Speculator
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer
-    from deepinfer_core.worker.step_rows import StepResult, StepRows
+    from deepinfer_core.worker.model_runner import Decoding
 
 logger = logging.getLogger(__name__)
+
+
+class StepRun:
+    """A step on its way: its forward is begun at once, its tokens are drawn when it is known by what.
+
+    So the device can compute the layers of a step while the host still accounts for the one before. What fails at
+    either stage is raised by :meth:`wait`.
+    """
+
+    def __init__(self, runner: ModelRunner, queue: DeviceQueue, plan: StepPlan) -> None:
+        self._runner = runner
+        self._queue = queue
+        self.seconds = 0.0
+        """What the device spent on it; complete after :meth:`wait`."""
+        self._prepared: PreparedStep = runner.prepare(plan)
+        self._forward: Pending[Tensor] = queue.submit(self._run_forward)
+        self._result: Pending[StepResult] | None = None
+
+    def draw(self, batch: SamplingBatch, prompt: PromptRows | None = None) -> None:
+        """Draw a token for each row that yields one, and score prompt rows, once the layers are computed."""
+        self._result = self._queue.submit(partial(self._run_draw, batch, prompt))
+
+    def wait(self) -> StepResult:
+        """What came of it, when it is there."""
+        assert self._result is not None, "draw() comes before wait()"
+        return self._result.wait()
+
+    def _run_forward(self) -> Tensor:
+        begin = time.monotonic()
+        hidden = self._runner.forward(self._prepared)
+        self.seconds += time.monotonic() - begin
+        return hidden
+
+    def _run_draw(self, batch: SamplingBatch, prompt: PromptRows | None) -> StepResult:
+        hidden, begin = self._forward.wait(), time.monotonic()
+        result = self._runner.sample(self._prepared, hidden, batch, prompt)
+        self.seconds += time.monotonic() - begin
+        return result
+
 
 _LOADED_ELSEWHERE = "shared out between the model and its drafter"
 
@@ -56,7 +99,7 @@ class Worker:
         """Drafts that a step may verify for each sequence; 0: there is no drafter, or it is off."""
         context = ModelContext(
             kernels=model_kernels(manager, self.backend),
-            # Rejected drafts; and samples that fork process their prompt's last token again.
+            # Rejected drafts; and completions that fork process their prompt's last token again.
             rollback=1 + self.num_drafts,
             tokenizer=tokenizer,
             device=self.backend.device,
@@ -72,16 +115,22 @@ class Worker:
         sampler = checked(manager.component("sampler"))
         self.sampler = with_processors(sampler, manager.named("logits_processor"))
         self.runner = ModelRunner(model, caches, self.sampler, self.backend.device, drafter)
+        self.overlaps = config.scheduler.overlap == "on" or (
+            config.scheduler.overlap == "auto" and self.backend.device.type != "cpu"
+        )
+        """Whether steps are planned while others are computed. A CPU that computes has no time to plan meanwhile."""
+        self.queue: DeviceQueue = ThreadQueue("deepinfer-device") if self.overlaps else InlineQueue()
 
-    def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
-        """Run one step."""
-        return self.runner.execute(plan, rows)
+    def launch(self, plan: StepPlan) -> StepRun:
+        """Begin a step, behind all that were begun before."""
+        return StepRun(self.runner, self.queue, plan)
 
     def propose(
-        self, slots: Sequence[int], histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        self, sequences: Decoding, histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """See :meth:`ModelRunner.propose`. Raises ValueError for ids that the vocabulary does not have as well."""
-        token_ids, confidences = self.runner.propose(slots, histories, num_drafts, pick)
+        work = partial(self.runner.propose, sequences, histories, num_drafts, pick)
+        token_ids, confidences = self.queue.submit(work).wait()
         vocab_size = self.arch_config.vocab_size
         if token_ids.size and not -1 <= token_ids.min() <= token_ids.max() < vocab_size:
             raise ValueError(
@@ -89,6 +138,11 @@ class Worker:
                 f"{token_ids.max()}"
             )
         return token_ids, confidences
+
+    def close(self) -> None:
+        """Finish what was begun, and let go of the model and its caches."""
+        self.queue.close()
+        del self.runner
 
     def _available_drafts(self) -> int:
         return 0 if self._speculator is None else self._speculator.num_drafts(self.arch_config)
