@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "core.h"
 #include "ops.h"
@@ -154,6 +156,17 @@ void bind(py::module_& m, const char* name, void (*op)(Args...)) {
       py::call_guard<py::gil_scoped_release>());
 }
 
+// Smallest and largest of `count` >= 1 indices.
+template <class T>
+std::pair<int64_t, int64_t> extremes(const T* indices, int64_t count) {
+  T low = indices[0], high = indices[0];
+  for (int64_t i = 1; i < count; ++i) {
+    low = std::min(low, indices[i]);
+    high = std::max(high, indices[i]);
+  }
+  return {low, high};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -163,6 +176,9 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("get_num_threads", &num_threads);
   m.def("set_isa", [](const std::string& name) { set_isa(name.c_str()); }, py::arg("name"));
   m.def("get_isa", [] { return core().name; });
+  m.def("extremes", [](Address indices, bool is_int64, int64_t count) {
+    return is_int64 ? extremes(at<const int64_t>(indices), count) : extremes(at<const int32_t>(indices), count);
+  });
 
   bind(m, "linear", &linear);
   bind(m, "grouped_linear", &grouped_linear);

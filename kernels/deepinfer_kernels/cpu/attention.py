@@ -9,14 +9,15 @@ from torch import Tensor
 
 from deepinfer_kernels import _cpu
 from deepinfer_kernels.cpu.arrays import address
-from deepinfer_kernels.cpu.bounds import below, within, within_tables
+from deepinfer_kernels.cpu.bounds import below, extremes, within, within_tables
 
 
 def compress_pool(values: Tensor, scores: Tensor, state: Tensor, members: Tensor) -> Tensor:
     """See the interface."""
     (groups, ratio), (rows, dim) = members.shape, values.shape
-    below("members", members.numpy(), rows, "(rows)")
-    below("-1 - members", -1 - members.numpy(), state.shape[0] * state.shape[1], "(places of state)")
+    smallest, largest = extremes(members)
+    below("members", largest, rows, "(rows)")
+    below("-1 - members", -1 - smallest, state.shape[0] * state.shape[1], "(places of state)")
     out = torch.empty(groups, dim)
     inputs = values.data_ptr(), scores.data_ptr(), state.data_ptr(), members.data_ptr()
     _cpu.compress_pool(*inputs, out.data_ptr(), groups, dim, ratio)
@@ -25,7 +26,7 @@ def compress_pool(values: Tensor, scores: Tensor, state: Tensor, members: Tensor
 
 def store_compress_state(values: Tensor, scores: Tensor, state: Tensor, places: Tensor) -> None:
     """See the interface."""
-    below("places", places.numpy(), state.shape[0] * state.shape[1], "(places of state)")
+    below("places", extremes(places)[1], state.shape[0] * state.shape[1], "(places of state)")
     arrays = values.data_ptr(), scores.data_ptr(), state.data_ptr(), places.data_ptr()
     _cpu.store_compress_state(*arrays, *values.shape)
 
@@ -44,7 +45,7 @@ def index_topk(
 ) -> tuple[Tensor, Tensor | None]:
     """See the interface."""
     rows, heads, dim = q.shape
-    within_tables("visible - 1", visible.numpy() - 1, block_tables.shape, seq_of_row.numpy(), key_cache.shape[1])
+    within_tables("visible - 1", extremes(visible)[1] - 1, block_tables, seq_of_row, key_cache.shape[1])
     indices = torch.empty(rows, topk, dtype=torch.int32)
     blocks = torch.empty(rows, keep_blocks, dtype=torch.int32) if keep_blocks else None
     candidates = -1 if candidate_blocks is None else candidate_blocks.shape[1]
@@ -77,7 +78,7 @@ def sparse_attention(
     compressed = (0, 0, 0, 0, 0, 0, 0)
     if compressed_cache is not None:
         assert block_tables is not None and seq_of_row is not None and indices is not None, "they come together"
-        within_tables("indices", indices.numpy(), block_tables.shape, seq_of_row.numpy(), compressed_cache.shape[1])
+        within_tables("indices", extremes(indices)[1], block_tables, seq_of_row, compressed_cache.shape[1])
         lists = block_tables.data_ptr(), seq_of_row.data_ptr(), indices.data_ptr()
         sizes = compressed_cache.shape[1], block_tables.shape[1], indices.shape[1]
         compressed = (compressed_cache.data_ptr(), *lists, *sizes)
@@ -96,7 +97,7 @@ def draft_attention(
     window_size: int,
 ) -> Tensor:
     """See the interface."""
-    within("slots", slots.numpy(), len(window_cache))
+    within("slots", slots, len(window_cache))
     out = torch.empty_like(q)
     places = slots.data_ptr(), starts.data_ptr()
     sizes = window_cache.shape[1], window_size, q.shape[0] // max(len(slots), 1)
@@ -130,7 +131,7 @@ def paged_attention(
     window_size: int | None,
 ) -> Tensor:
     """See the interface."""
-    within_tables("positions", positions.numpy(), block_tables.shape, seq_of_row.numpy(), key_cache.shape[2])
+    within_tables("positions", extremes(positions)[1], block_tables, seq_of_row, key_cache.shape[2])
     out = torch.empty_like(q)
     caches = key_cache.data_ptr(), value_cache.data_ptr()
     places = block_tables.data_ptr(), seq_of_row.data_ptr(), positions.data_ptr()

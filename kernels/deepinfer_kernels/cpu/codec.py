@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepinfer_kernels import _cpu
 from deepinfer_kernels.codecs import CODECS
-from deepinfer_kernels.cpu.bounds import below
+from deepinfer_kernels.cpu.bounds import below, extremes
 
 #: Codecs as the extension numbers them.
 _NUMBER = {"fp8_e8m0_32": 0, "fp4_e4m3_16": 1, "fp4_e8m0_32": 2}
@@ -37,5 +37,5 @@ def unpack_kv(records: Tensor, codec: str, dim: int) -> Tensor:
 
 def store_records(cache: Tensor, slots: Tensor, records: Tensor) -> None:
     """See the interface."""
-    below("slots", slots.numpy(), cache.shape[0] * cache.shape[1], "for this cache")
+    below("slots", extremes(slots)[1], cache.shape[0] * cache.shape[1], "for this cache")
     _cpu.store_records(cache.data_ptr(), slots.data_ptr(), records.data_ptr(), *records.shape)
