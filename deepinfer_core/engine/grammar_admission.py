@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The engine that is used where no plugin of the seam is selected, if it is installed.
-DEFAULT_ENGINE = "xgrammar"
-
 
 @attrs.frozen(eq=False)
 class Admitted:
@@ -81,8 +78,6 @@ class GrammarAdmission:
         try:
             name, engine = self._find_engine()
             known = [str(kind) for kind in engine.kinds]
-        except RequestError:
-            raise
         except Exception as error:
             logger.exception("the grammar engine cannot be used")
             raise RequestError(f"the grammar engine cannot be used: {error}") from error
@@ -149,13 +144,8 @@ class GrammarAdmission:
 
     def _find_engine(self) -> tuple[str, GrammarEngine]:
         if self._engine is None:
-            found = self._manager.component_or_default("grammar", DEFAULT_ENGINE)
-            if found is None:
-                raise RequestError(
-                    "structured output needs a grammar engine and none is installed; pip install "
-                    "deepinfer-plugin-xgrammar, or name another engine's plugin in plugins=[...]"
-                )
-            self._engine = found
+            engine = self._manager.component("grammar")
+            self._engine = next(iter(self._manager.named("grammar"))), engine
         return self._engine
 
 

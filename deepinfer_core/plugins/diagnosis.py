@@ -98,8 +98,7 @@ def check_plugin(name: str, config_file: str | None, with_settings: bool) -> lis
 
 
 def _result_of(manager: PluginManager, selected: Selected) -> tuple[Result, str]:
-    probe = selected.component.probe if selected.component else None
-    refusal = ask_probe(probe) if probe else None
+    refusal = ask_probe(selected.component.probe) if selected.component.probe else None
     if refusal is not None:
         return "unusable", refusal
     try:
@@ -141,8 +140,8 @@ def seam_findings(manager: PluginManager, findings: Sequence[Finding]) -> list[S
 def _shared_keys(manager: PluginManager, seam: str) -> list[str]:
     owners = defaultdict(list)
     for record in manager.records:
-        for component in record.manifest.components if record.manifest and record.state == "available" else ():
-            for key in component.keys if component.seam == seam else ():
+        for component in record.components(seam) if record.state == "available" else ():
+            for key in component.keys:
                 owners[key].append(record.owner)
     return [f"{key!r} is served by {' and '.join(each)}" for key, each in owners.items() if len(each) > 1]
 

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepinfer_core.errors import ConfigError, DeepInferError, PluginError, nearest
-from deepinfer_core.plugins.discovery import BUILTIN, discover
+from deepinfer_core.errors import ConfigError, DeepInferError, PluginError
+from deepinfer_core.plugins.discovery import BUILTIN, PluginRecord, discover
 from deepinfer_core.plugins.manager import PluginManager
+from deepinfer_core.plugins.selection import unknown_plugin
 from deepinfer_core.plugins.settings import find_file, user_file
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 def enable(name: str, config_file: str | None = None) -> Path:
     """Select a plugin in the file, which is returned. Raises PluginError if no engine could start with it."""
-    records = [record for record in discover() if record.name == name]
-    if not records:
-        raise _unknown(name)
-    if records[0].state != "available":
-        raise PluginError(f"plugin {records[0].owner} cannot be enabled: it is {records[0].state}: {records[0].reason}")
+    record = _find(name)
+    if record is None:
+        raise unknown_plugin(name, discover())
+    if record.state != "available":
+        raise PluginError(f"plugin {record.owner} cannot be enabled: it is {record.state}: {record.reason}")
     path = _target(config_file)
     document = _read(path)
     _change(document, "disabled", name, keep=False)
@@ -37,17 +38,16 @@ def disable(name: str, config_file: str | None = None) -> Path:
     document = _read(path)
     if name == BUILTIN:
         raise PluginError(f"the built-in plugin {BUILTIN!r} cannot be disabled; select a plugin that fills its seam")
-    if not any(record.name == name for record in discover()) and name not in document.get("plugins", ()):
-        raise _unknown(name)
+    if _find(name) is None and name not in document.get("plugins", ()):
+        raise unknown_plugin(name, discover())
     _change(document, "plugins", name, keep=False)
     _change(document, "disabled", name, keep=True)
     _write(path, document, check=False)
     return path
 
 
-def _unknown(name: str) -> PluginError:
-    known = sorted({record.name for record in discover()})
-    return PluginError(f"unknown plugin {name!r}{nearest(name, known)} (installed: {', '.join(known)})")
+def _find(name: str) -> PluginRecord | None:
+    return next((record for record in discover() if record.name == name), None)
 
 
 def _target(config_file: str | None) -> Path:
