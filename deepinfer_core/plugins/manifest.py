@@ -16,7 +16,7 @@
     default = true                                          # optional, taken where nothing selected fills the seam
     before = ["name"]                                       # optional order among chained components
     after = ["name"]
-    requires = ["backend.graphs"]                           # optional, what must be active with it
+    requires = ["backend.device_type=cpu"]                  # optional, what must be active with it
     conflicts = ["speculator"]                              # optional, what must not
     capabilities = { architectures = ["SomeForCausalLM"] }  # optional
 """
