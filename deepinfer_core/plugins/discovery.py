@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import importlib_metadata
 from attrs import evolve, frozen
@@ -27,12 +28,6 @@ BUILTIN_MANIFEST: Final = Path(__file__).with_name("builtin.toml")
 _UNKNOWN: Final = "unknown"
 
 Found = Literal["available", "disabled", "incompatible", "broken"]
-
-
-class _Readable(Protocol):
-    """What is used of a distribution."""
-
-    def read_text(self, filename: str, /) -> str | None: ...
 
 
 @frozen
@@ -86,7 +81,7 @@ def _builtin() -> PluginRecord:
     return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest, BUILTIN_MANIFEST.parents[1])
 
 
-def _identity(distribution: _Readable) -> tuple[str, str]:
+def _identity(distribution: Any) -> tuple[str, str]:
     """Name and version of a distribution. Its metadata are read once and only as far as these."""
     try:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
@@ -103,15 +98,10 @@ def _records(distribution: Any, name: str, version: str) -> list[PluginRecord]:
         return [_record(PluginRecord(point.name, name, version, point.value)) for point in points]
     except Exception as error:
         reason = f"the entry points of {name} {version} are damaged ({type(error).__name__}: {error}); reinstall it"
-        broken = PluginRecord(name, name, version, "", state="broken", reason=reason)
-        return [broken] if _mentions_plugins(distribution) else []
-
-
-def _mentions_plugins(distribution: _Readable) -> bool:
-    try:
-        return GROUP in (distribution.read_text("entry_points.txt") or "")
-    except Exception:  # it cannot be read at all
-        return False
+    with suppress(Exception):  # it cannot be read at all
+        if GROUP in (distribution.read_text("entry_points.txt") or ""):
+            return [PluginRecord(name, name, version, "", state="broken", reason=reason)]
+    return []
 
 
 def _record(record: PluginRecord) -> PluginRecord:
