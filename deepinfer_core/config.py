@@ -15,7 +15,7 @@ import attrs
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS
 
-#: The model where none is named; a package of its own, ``deepinfer-model-tiny``.
+#: The model where none is named; ``deepinfer-model-NAME`` ships it. The only name of a plugin in the core.
 DEFAULT_MODEL = "tiny"
 
 #: Share of the free memory that caches may take when neither pages nor bytes were asked for.

@@ -10,6 +10,7 @@ import attrs
 
 from deepinfer_core.cli.plugins_list import forgiving_manager
 from deepinfer_core.cli.tables import print_table
+from deepinfer_core.config import DEFAULT_MODEL
 from deepinfer_core.plugins.table import CheckpointRow
 
 
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([attrs.asdict(row) for row in rows], indent=2))
         return 0
     if not rows:
-        print("no checkpoint package is installed; try: pip install deepinfer-model-tiny", file=sys.stderr)
+        print(f"no checkpoint package is installed; try: pip install deepinfer-model-{DEFAULT_MODEL}", file=sys.stderr)
         return 0
     print_table(tuple(field.name for field in attrs.fields(CheckpointRow)), [attrs.astuple(row) for row in rows])
     return 0

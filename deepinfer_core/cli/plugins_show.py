@@ -85,6 +85,7 @@ def _component(component: Component, row: PluginRow) -> dict[str, Any]:
         "requires": list(component.requires),
         "conflicts": list(component.conflicts),
         "probe": component.probe,
+        "default": component.default,
     }
 
 

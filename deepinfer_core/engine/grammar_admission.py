@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The engine that is used where no plugin of the seam is selected, if it is installed.
-DEFAULT_ENGINE = "xgrammar"
-
 
 class GrammarAdmission:
     """Compiles what requests ask for, and holds their completions to it.
@@ -65,8 +62,6 @@ class GrammarAdmission:
         try:
             name, engine = self._find_engine()
             known = [str(kind) for kind in engine.kinds]
-        except RequestError:
-            raise
         except Exception as error:
             logger.exception("the grammar engine cannot be used")
             raise RequestError(f"the grammar engine cannot be used: {error}") from error
@@ -111,17 +106,10 @@ class GrammarAdmission:
     def _find_engine(self) -> tuple[str, GrammarEngine]:
         with self._lock:
             if self._engine is None:
-                self._engine = self._loaded_engine()
+                engine = self._manager.component("grammar")
+                self._engine = next(iter(self._manager.named("grammar"))), engine
             return self._engine
 
-    def _loaded_engine(self) -> tuple[str, GrammarEngine]:
-        found = self._manager.component_or_default("grammar", DEFAULT_ENGINE)
-        if found is None:
-            raise RequestError(
-                "structured output needs a grammar engine and none is installed; pip install "
-                "deepinfer-plugin-xgrammar, or name another engine's plugin in plugins=[...]"
-            )
-        return found
 
 
 @attrs.frozen(eq=False)

@@ -19,7 +19,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Name shown to users: ``cpu``, ``sm100``, ``ascend``."""
+        """Name shown to users."""
 
     @property
     def kernels(self) -> Any:

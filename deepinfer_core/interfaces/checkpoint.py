@@ -5,12 +5,12 @@ that it ships and, for listings that import nothing, their ``license``::
 
     [[component]]
     seam = "checkpoint"
-    name = "tiny"
-    object = "deepinfer_model_tiny:Tiny"
+    name = "nano"
+    object = "deepinfer_model_nano:Nano"
     roles = ["driver"]
 
     [component.capabilities]
-    models = ["tiny"]
+    models = ["nano"]
     license = "public domain"
 
 It is imported only when one of its models is asked for, and must import nothing heavy.

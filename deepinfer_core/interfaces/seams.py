@@ -23,6 +23,7 @@ class Seam:
     ``collected`` all, independent of each other; ``registry`` and ``modality`` looked up by an entry of
     the capability ``key``.
     version: (major, minor); a plugin's manifest states the range it was written for.
+    varies: what components do, with every member of the protocol, in backticks, where it belongs.
     protocol: ``"module:Protocol"`` a component must satisfy; None for hooks, which ``deepinfer_core.hookspecs``
         specifies, and for a seam that is not specified yet.
     runs_on: the processes that call its components: the driver (requests, scheduling, sampling) or each rank's worker.
@@ -46,43 +47,44 @@ class Seam:
 
 _TABLE: Final = (
     Seam("backend", "exclusive", (1, 0), "deepinfer_core.interfaces.backend:Backend",
-         "device, memory info, streams, graphs, kernel family",
+         "the device (`name`, `device`, `configure`), its memory (`memory_info`), its ops (`kernels`)",
          runs_on=("worker",)),
     Seam("model", "registry", (2, 0), "deepinfer_core.interfaces.model:Architecture",
-         "config translation, layer plan, module tree, weight map",
+         "how a config is read (`translate_config`), and the model made of it (`build`)",
          key="architectures", runs_on=("driver", "worker")),
     Seam("checkpoint", "registry", (1, 0), "deepinfer_core.interfaces.checkpoint:Checkpoint",
-         "where the files of a named model are",
+         "where the files of a named model are (`locate`)",
          key="models"),
     Seam("attention", "exclusive", (1, 0), "deepinfer_core.interfaces.attention:Attention",
-         "kernels of attention, compressor and indexer",
+         "ops of attention, compressor and indexer (`override`)",
          runs_on=("worker",)),
     Seam("moe", "exclusive", (1, 0), "deepinfer_core.interfaces.moe:Moe",
-         "kernels of router, activation and experts",
+         "ops of router, activation and experts (`override`)",
          runs_on=("worker",)),
     Seam("speculator", "exclusive", (2, 0), "deepinfer_core.interfaces.speculator:Speculator",
-         "observe, propose; verifier; draft-length policy",
+         "how many tokens are drafted ahead (`num_drafts`), and by what (`build`)",
          runs_on=("worker",)),
     Seam("sampler", "exclusive", (1, 0), "deepinfer_core.interfaces.sampler:Sampler",
-         "logits to tokens, with counter-based randomness"),
+         "how logits become tokens (`sample`)"),
     Seam("logits_processor", "chained", (1, 0), "deepinfer_core.interfaces.logits_processor:LogitsProcessor",
-         "edits of a row's logits"),
+         "edits of a row's logits (`process`), and who asks for them (`check_parameters`)"),
     Seam("grammar", "exclusive", (1, 0), "deepinfer_core.interfaces.grammar:GrammarEngine",
-         "structured outputs: compile, accept, rollback, fill mask"),
+         "structured outputs: which forms (`kinds`), and grammars that follow them (`compile`)"),
     Seam("scheduler_policy", "exclusive", (1, 0), "deepinfer_core.interfaces.scheduler_policy:SchedulerPolicy",
-         "admission, ordering, victim choice, mixing",
+         "admission, order of prefill, who gives way, prompt rows of a step (`decide`)",
          is_called=False),
     Seam("eplb_policy", "exclusive", (1, 0), "deepinfer_core.interfaces.eplb_policy:EplbPolicy",
-         "counts to placement maps",
+         "which rank holds which experts (`place`)",
          is_called=False),
     Seam("kv_connector", "chained", (1, 0), "deepinfer_core.interfaces.kv_connector:KvConnector",
-         "save, load, hand over KV",
+         "KV kept elsewhere: `attach`, `find`, `load`, `save`, `finished`, `close`",
          is_called=False, runs_on=("worker",)),
     Seam("multimodal", "modality", (1, 0), "deepinfer_core.interfaces.multimodal:Multimodal",
-         "media to embeddings", key="modalities", is_called=False, runs_on=("driver", "worker")),
+         "how media are read (`prepare`), and embedded (`build`)",
+         key="modalities", is_called=False, runs_on=("driver", "worker")),
     Seam("hooks", "collected", (1, 0), None, "the lifecycle hooks of deepinfer_core.hookspecs"),
     Seam("command", "collected", (1, 0), "deepinfer_core.interfaces.command:Command",
-         "extra deepinfer subcommands"),
+         "further deepinfer subcommands (`add_arguments`, `run`)"),
 )  # fmt: skip
 
 SEAMS: Final = MappingProxyType({seam.name: seam for seam in _TABLE})

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from deepinfer_core.errors import PluginError
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
 from deepinfer_core.plugins.failure import Source
 from deepinfer_core.plugins.selection import Selected, from_record
-from deepinfer_core.plugins.settings import Layer
+from deepinfer_core.plugins.settings import Configuration, Layer
 from deepinfer_core.plugins.table import aligned
 
 _CODE: Final = frozenset({".py", ".toml", ".so", ".pyd", ".dylib"})
@@ -53,31 +53,25 @@ class FrozenTable:
     layers: tuple[Layer, ...]
 
 
-def freeze(selected: Sequence[Selected], layers: tuple[Layer, ...]) -> FrozenTable:
+def freeze(selected: Sequence[Selected], configuration: Configuration) -> FrozenTable:
     """The part of a selection that runs on workers. Raises PluginError for a Python object in it."""
-    carried = [s for s in selected if "worker" in SEAMS[s.seam].runs_on and (s.is_object or "worker" in s.roles)]
+    carried = [s for s in selected if "worker" in SEAMS[s.seam].runs_on]
     for s in carried:
         if s.is_object:
             raise PluginError(
                 f"{s.name!r} fills the seam {s.seam!r}, which runs in the workers' processes, and is an object of this "
                 "one; install it as a plugin and give its name"
             )
+    carried = [s for s in carried if "worker" in s.component.roles]
     records = {s.record.name: s.record for s in carried}
     return FrozenTable(
-        tuple(freeze_plugin(record) for record in records.values()),
+        tuple(map(_freeze_plugin, records.values())),
         tuple(FrozenComponent(s.record.name, s.seam, s.name, s.source, s.reason) for s in carried),
-        tuple(
-            evolve(layer, config={k: v for k, v in layer.config.items() if _plugin(k) in records}) for layer in layers
-        ),
+        configuration.carried(records),
     )
 
 
-def _plugin(key: str) -> str:
-    return key.partition("/")[0]
-
-
-def freeze_plugin(record: PluginRecord) -> FrozenPlugin:
-    """A plugin's name, distribution, version and digest as they are here."""
+def _freeze_plugin(record: PluginRecord) -> FrozenPlugin:
     return FrozenPlugin(record.name, record.distribution, record.version, code_digest(record))
 
 
@@ -99,32 +93,28 @@ def _contents(path: Path) -> bytes:
         return str(error.errno).encode()
 
 
-def check_same(table: FrozenTable, records: Iterable[PluginRecord], rank: int) -> None:
-    """Raise PluginError, with a table of both sides, unless every carried plugin is the same one here."""
-    known = {record.name: record for record in records}
-    here = {p.name: freeze_plugin(known[p.name]) for p in table.plugins if p.name in known}
-    unusable = [name for name in here if known[name].state not in ("available", "disabled")]
-    if all(here.get(p.name) == p for p in table.plugins) and not unusable:
-        return
-    rows = [("plugin", "driver", f"rank {rank}", "")]
-    for p in table.plugins:
-        same = "" if here.get(p.name) == p and p.name not in unusable else "differs"
-        rows.append((p.name, _text(p), _text(here.get(p.name)), same))
-    raise PluginError(
-        f"rank {rank} has other plugins than the driver; install the same ones in both environments:\n"
-        + "\n".join(aligned(rows))
-    )
+def thaw(table: FrozenTable, records: Iterable[PluginRecord], rank: int) -> list[Selected]:
+    """The selection again, in its order. Raises PluginError, with a table of both sides, unless every carried plugin
+    is the same one here.
+    """
+    known = {record.name: record for record in records if record.state in ("available", "disabled")}
+    here = {p.name: _freeze_plugin(known[p.name]) for p in table.plugins if p.name in known}
+    if any(here.get(p.name) != p for p in table.plugins):
+        rows = [("plugin", "driver", f"rank {rank}", "")]
+        for p in table.plugins:
+            found = here.get(p.name)
+            rows.append((p.name, _text(p), _text(found), "" if found == p else "differs"))
+        raise PluginError(
+            f"rank {rank} has other plugins than the driver; install the same ones in both environments:\n"
+            + "\n".join(aligned(rows))
+        )
+    return [
+        s
+        for component in table.components
+        for s in from_record(known[component.plugin], component.source, component.reason)
+        if (s.seam, s.name) == (component.seam, component.name)
+    ]
 
 
 def _text(plugin: FrozenPlugin | None) -> str:
     return f"{plugin.distribution} {plugin.version} ({plugin.digest})" if plugin else "not installed"
-
-
-def thaw(table: FrozenTable, records: Iterable[PluginRecord]) -> list[Selected]:
-    """The selection again, in its order, of a process whose plugins are the same."""
-    by_name = {record.name: record for record in records}
-    result = []
-    for component in table.components:
-        offers = from_record(by_name[component.plugin], component.source, component.reason)
-        result += [s for s in offers if (s.seam, s.name) == (component.seam, component.name)]
-    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from attrs import frozen
@@ -59,7 +59,7 @@ def settings_problems(config_file: str | None = None) -> list[str]:
 
 
 def diagnose(
-    records: Iterable[PluginRecord],
+    records: Sequence[PluginRecord],
     config_file: str | None = None,
     timeout: float = TIMEOUT_SECONDS,
     *,
@@ -69,37 +69,29 @@ def diagnose(
 
     with_settings: configured as the file and the environment say; otherwise by their own defaults.
     """
-    findings, asked = [], []
-    for record in records:
-        if record.state in ("broken", "incompatible"):
-            findings.append(Finding(record.name, "", "", "problem", record.reason))
-        else:
-            asked.append(record)
+    unusable = [record for record in records if record.state in ("broken", "incompatible")]
+    asked = [record for record in records if record not in unusable]
+    findings = [Finding(record.name, "", "", "problem", record.reason) for record in unusable]
     calls = [[record.name, config_file, with_settings] for record in asked]
     answers = run_children("deepinfer_core.plugins.diagnosis:check_plugin", calls, timeout, "importing it")
     for record, answer in zip(asked, answers, strict=True):
-        if answer.failure is not None:
-            findings.append(Finding(record.name, "", "", "problem", answer.failure))
-        else:
-            findings += [Finding(record.name, *row) for row in answer.value]
+        rows = [("", "", "problem", answer.failure)] if answer.failure else answer.value
+        findings += [Finding(record.name, *row) for row in rows]
     return findings
 
 
 def check_plugin(name: str, config_file: str | None, with_settings: bool) -> list[tuple[str, str, Result, str]]:
     """In the child: of every component of one plugin, its seam and name, and what came of loading it."""
+    sources: dict[str, Any] = {"config_file": config_file} if with_settings else {"environ": {}}
     try:
-        plugins = [] if name == BUILTIN else [name]
-        manager = (
-            PluginManager(plugins, config_file=config_file) if with_settings else PluginManager(plugins, environ={})
-        )
+        manager = PluginManager([] if name == BUILTIN else [name], **sources)
     except DeepInferError as error:
         return [("", "", "problem", _first_line(error))]
     return [(s.seam, s.name, *_result_of(manager, s)) for s in manager.selected() if s.record.name == name]
 
 
 def _result_of(manager: PluginManager, selected: Selected) -> tuple[Result, str]:
-    probe = selected.component.probe if selected.component else None
-    refusal = ask_probe(probe) if probe else None
+    refusal = ask_probe(selected.component.probe) if selected.component.probe else None
     if refusal is not None:
         return "unusable", refusal
     try:
@@ -141,8 +133,8 @@ def seam_findings(manager: PluginManager, findings: Sequence[Finding]) -> list[S
 def _shared_keys(manager: PluginManager, seam: str) -> list[str]:
     owners = defaultdict(list)
     for record in manager.records:
-        for component in record.manifest.components if record.manifest and record.state == "available" else ():
-            for key in component.keys if component.seam == seam else ():
+        for component in record.components(seam) if record.state == "available" else ():
+            for key in component.keys:
                 owners[key].append(record.owner)
     return [f"{key!r} is served by {' and '.join(each)}" for key, each in owners.items() if len(each) > 1]
 

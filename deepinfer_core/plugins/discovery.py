@@ -11,25 +11,21 @@ from __future__ import annotations
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal, Protocol, cast
+from typing import Any, Final, Literal
 
 import importlib_metadata
 from attrs import evolve, frozen
 from packaging.utils import canonicalize_name
 
-from deepinfer_core.plugins.manifest import FILE_NAME, Manifest, ManifestError, read_manifest
+from deepinfer_core.plugins.manifest import FILE_NAME, Component, Manifest, ManifestError, read_manifest
 
 GROUP: Final = "deepinfer.plugins"
 BUILTIN: Final = "core"
 BUILTIN_MANIFEST: Final = Path(__file__).with_name("builtin.toml")
 
-
-class _Readable(Protocol):
-    """What is used of a distribution."""
-
-    def read_text(self, filename: str, /) -> str | None: ...
-
+_UNKNOWN: Final = "unknown"
 
 Found = Literal["available", "disabled", "incompatible", "broken"]
 
@@ -55,60 +51,66 @@ class PluginRecord:
         """The plugin and who ships it, for messages."""
         return f"{self.name!r} of {self.distribution} {self.version}"
 
+    def components(self, seam: str | None = None) -> list[Component]:
+        """What it declares, for one seam or all; nothing while its manifest cannot be read."""
+        declared = self.manifest.components if self.manifest else ()
+        return [component for component in declared if seam in (None, component.seam)]
+
 
 def discover() -> tuple[PluginRecord, ...]:
     """Every installed plugin, the built-in one first, the others by name and distribution."""
-    try:
-        found = [_record(point) for point in importlib_metadata.entry_points(group=GROUP) if point.dist is not None]
-    except Exception:  # one distribution with damaged entry points, a plugin or not, spoils them all
-        found = _one_by_one()
+    seen: set[str] = set()
+    found: list[PluginRecord] = []
+    for distribution in importlib_metadata.distributions():
+        name, version = _identity(distribution)
+        key = canonicalize_name(name)
+        if key not in seen or name == _UNKNOWN:  # else hidden by another one earlier on the path
+            seen.add(key)
+            found += _records(distribution, name, version)
     found.sort(key=lambda record: (record.name, record.distribution, record.version))
-    return (builtin(), *_mark_duplicates(found))
+    return (_builtin(), *_mark_duplicates(found))
 
 
-def builtin() -> PluginRecord:
+def _builtin() -> PluginRecord:
     """The record of the components that the core itself ships."""
     try:
         version = importlib_metadata.version("deepinfer-core")
     except importlib_metadata.PackageNotFoundError:
-        version = "unknown"
+        version = _UNKNOWN
     manifest = read_manifest(BUILTIN_MANIFEST)
-    folder = BUILTIN_MANIFEST.parents[1]
-    return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest, folder)
+    return PluginRecord(BUILTIN, "deepinfer-core", version, "deepinfer_core", manifest, BUILTIN_MANIFEST.parents[1])
 
 
-def _one_by_one() -> list[PluginRecord]:
-    """As ``entry_points`` would find them; a plugin's distribution whose entry points are damaged is broken."""
-    seen: set[str] = set()
-    found: list[PluginRecord] = []
-    for dist in importlib_metadata.distributions():
-        name, version = _identity(dist)
-        if canonicalize_name(name) in seen:
-            continue  # hidden by another one earlier on the path
-        seen.add(canonicalize_name(name))
-        try:
-            found += [_record(point) for point in dist.entry_points.select(group=GROUP)]
-        except Exception as error:
-            reason = f"the entry points of {name} {version} are damaged ({type(error).__name__}: {error}); reinstall it"
-            if _mentions_plugins(dist):
-                found.append(PluginRecord(name, name, version, "", state="broken", reason=reason))
-    return found
-
-
-def _mentions_plugins(dist: _Readable) -> bool:
+def _identity(distribution: Any) -> tuple[str, str]:
+    """Name and version of a distribution. Its metadata are read once and only as far as these."""
     try:
-        return GROUP in (dist.read_text("entry_points.txt") or "")
-    except Exception:  # it cannot be read at all
-        return False
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        head = text.partition("\n\n")[0].splitlines()
+        fields = dict(line.split(": ", 1) for line in head if line.startswith(("Name: ", "Version: ")))
+        return fields["Name"].strip(), fields["Version"].strip()
+    except Exception:  # damaged metadata
+        return _UNKNOWN, _UNKNOWN
 
 
-def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
-    record = PluginRecord(point.name, *_identity(cast("_Readable", point.dist)), point.value)
+def _records(distribution: Any, name: str, version: str) -> list[PluginRecord]:
     try:
-        path = _manifest_path(point.value)
+        points = distribution.entry_points.select(group=GROUP)
+        return [_record(PluginRecord(point.name, name, version, point.value)) for point in points]
+    except Exception as error:
+        reason = f"the entry points of {name} {version} are damaged ({type(error).__name__}: {error}); reinstall it"
+    with suppress(Exception):  # it cannot be read at all
+        if GROUP in (distribution.read_text("entry_points.txt") or ""):
+            return [PluginRecord(name, name, version, "", state="broken", reason=reason)]
+    return []
+
+
+def _record(record: PluginRecord) -> PluginRecord:
+    """With what the manifest says."""
+    try:
+        path = _manifest_path(record.package)
         record = evolve(record, folder=path.parent)
         manifest = read_manifest(path)
-        if manifest.name != point.name:
+        if manifest.name != record.name:
             raise ManifestError(f"the manifest's name {manifest.name!r} differs from the entry point's")
     except ManifestError as error:
         return evolve(record, state="broken", reason=str(error))
@@ -116,17 +118,6 @@ def _record(point: importlib_metadata.EntryPoint) -> PluginRecord:
         return evolve(record, state="broken", reason=f"{type(error).__name__}: {error}")
     reason = manifest.incompatibility()
     return evolve(record, manifest=manifest, state="incompatible" if reason else "available", reason=reason or "")
-
-
-def _identity(dist: _Readable) -> tuple[str, str]:
-    """Name and version of a distribution. Its metadata are read once and only as far as these."""
-    try:
-        text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-        head = text.partition("\n\n")[0].splitlines()
-        fields = dict(line.split(": ", 1) for line in head if line.startswith(("Name: ", "Version: ")))
-        return fields["Name"].strip(), fields["Version"].strip()
-    except Exception:  # damaged metadata
-        return "unknown", "unknown"
 
 
 def _manifest_path(package: str) -> Path:
@@ -144,16 +135,16 @@ def _manifest_path(package: str) -> Path:
 
 
 def _mark_duplicates(records: Iterable[PluginRecord]) -> list[PluginRecord]:
-    by_name: dict[str, list[PluginRecord]] = defaultdict(list)
+    groups: dict[str, list[PluginRecord]] = defaultdict(list)
     for record in records:
-        by_name[record.name].append(record)
+        groups[record.name].append(record)
     result = []
-    for name, group in by_name.items():
+    for name, group in groups.items():
+        reason = ""
         if name == BUILTIN:
-            group = [evolve(r, state="broken", reason=f"the name {BUILTIN!r} is reserved") for r in group]
+            reason = f"the name {BUILTIN!r} is reserved"
         elif len(group) > 1:
             owners = " and ".join(f"{r.distribution} {r.version}" for r in group)
             reason = f"the plugin name {name!r} is claimed by {owners}; uninstall one of them"
-            group = [evolve(r, state="broken", reason=reason) for r in group]
-        result += group
+        result += [evolve(r, state="broken", reason=reason) for r in group] if reason else group
     return result

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from deepinfer_core.errors import DeepInferError, PluginError
@@ -33,6 +34,15 @@ def failure(phase: Phase, cause: BaseException | str, record: PluginRecord, sour
     if isinstance(cause, BaseException):
         error.__cause__ = cause
     return error
+
+
+@contextmanager
+def failing(phase: Phase, record: PluginRecord, source: Source) -> Iterator[None]:
+    """What goes wrong inside, attempts to exit included, is raised as :func:`failure`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise failure(phase, error, record, source) from error
 
 
 def _remedy(record: PluginRecord, source: Source) -> str:

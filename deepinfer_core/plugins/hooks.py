@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pluggy
-from attrs import field, fields, frozen
+from attrs import fields, frozen
 
 from deepinfer_core.errors import PluginError, nearest
-from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs, hookimpl
+from deepinfer_core.hookspecs import HOOK_NAMES, MERGED_HOOKS, PROJECT, HookSpecs
 from deepinfer_core.plugins.views import RESULTS, VIEWS
 
 Hook = Callable[..., Any] | None
@@ -32,20 +32,20 @@ class Hooks:
     one of ``MERGED_HOOKS`` one mapping with everything.
     """
 
-    init_pd_split: Hook = field(default=None)
-    on_request_added: Hook = field(default=None)
-    post_schedule: Hook = field(default=None)
-    should_copy_state: Hook = field(default=None)
-    save_kvcache: Hook = field(default=None)
-    pe_prepare_save_kvcache: Hook = field(default=None)
-    pe_save_kvcache: Hook = field(default=None)
-    finalize_seq: Hook = field(default=None)
-    process_output: Hook = field(default=None)
-    on_request_finished: Hook = field(default=None)
-    send_processed_prompts: Hook = field(default=None)
-    post_process_model_outputs: Hook = field(default=None)
-    build_extra_metrics_log: Hook = field(default=None)
-    on_error: Hook = field(default=None)
+    init_pd_split: Hook = None
+    on_request_added: Hook = None
+    post_schedule: Hook = None
+    should_copy_state: Hook = None
+    save_kvcache: Hook = None
+    pe_prepare_save_kvcache: Hook = None
+    pe_save_kvcache: Hook = None
+    finalize_seq: Hook = None
+    process_output: Hook = None
+    on_request_finished: Hook = None
+    send_processed_prompts: Hook = None
+    post_process_model_outputs: Hook = None
+    build_extra_metrics_log: Hook = None
+    on_error: Hook = None
 
     def implemented(self) -> tuple[str, ...]:
         """Names of the hooks that somebody implements."""
@@ -54,11 +54,12 @@ class Hooks:
 
 def hook_names(plugin: object) -> tuple[str, ...]:
     """Names of the members of ``plugin`` that are marked ``@hookimpl``."""
-    options = f"{PROJECT}_impl"
-    return tuple(name for name in dir(plugin) if _is_marked(inspect.getattr_static(plugin, name, None), options))
+    members = {name: inspect.getattr_static(plugin, name, None) for name in dir(plugin)}
+    mark = f"{PROJECT}_impl"
+    return tuple(name for name, member in members.items() if hasattr(getattr(member, "__func__", member), mark))
 
 
-def check_hooks(plugin: object) -> None:
+def _check_hooks(plugin: object) -> None:
     """Raise PluginError for a marked member that is no hook, and for a hook that lacks its mark."""
     marked = hook_names(plugin)
     for name in marked:
@@ -79,40 +80,34 @@ def bind_hooks(plugins: Iterable[tuple[str, object]], tolerated: Collection[str]
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     for label, plugin in reversed(list(plugins)):  # pluggy calls the last registered first
-        check_hooks(plugin)
+        _check_hooks(plugin)
         try:
             manager.register(plugin, name=label)
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(str(error)) from error
-    manager.check_pending()
-    return Hooks(**{name: _bind(getattr(manager.hook, name), tolerated) for name in HOOK_NAMES})
+    callers = [getattr(manager.hook, name) for name in HOOK_NAMES]
+    return Hooks(**{caller.name: _bind(caller, tolerated) for caller in callers if caller.get_hookimpls()})
 
 
-def _is_marked(member: object, options: str) -> bool:
-    return hasattr(getattr(member, "__func__", member), options)
-
-
-def _bind(caller: pluggy.HookCaller, tolerated: Collection[str]) -> Hook:
-    implementations = list(reversed(caller.get_hookimpls()))
-    if not implementations:
-        return None
-    spec = caller.spec
-    if spec is None:
-        raise PluginError(f"hook {caller.name!r} has no specification")
-    names = spec.argnames
+def _bind(caller: pluggy.HookCaller, tolerated: Collection[str]) -> Callable[..., Any]:
+    implementations = caller.get_hookimpls()[::-1]
+    assert caller.spec is not None, f"hook {caller.name!r} has no specification"
+    names = caller.spec.argnames
     wrappers = [impl for impl in implementations if impl.hookwrapper or impl.wrapper]
+    for impl in wrappers:
+        if impl.plugin_name in tolerated:
+            raise PluginError(f"{impl.plugin_name!r} wraps {caller.name!r} and cannot be set to warn")
     if wrappers:
-        run = _through_pluggy(caller, names)
         for impl in implementations:
             if impl not in wrappers:
                 impl.function = _guarded(impl, caller.name, tolerated)  # type: ignore[misc]  # ours, made here
-            elif impl.plugin_name in tolerated:
-                raise PluginError(f"{impl.plugin_name!r} wraps {caller.name!r} and cannot be set to warn")
-    elif spec.opts.get("firstresult"):
-        run = _first([_called(impl, caller.name, names, tolerated) for impl in implementations])
+        run = _through_pluggy(caller, names)
     else:
-        run = _all([_called(impl, caller.name, names, tolerated) for impl in implementations])
-    return _merged(run) if caller.name in MERGED_HOOKS else run
+        calls = [_called(impl, caller.name, names, tolerated) for impl in implementations]
+        run = _first(calls) if caller.spec.opts.get("firstresult") else _all(calls)
+    if caller.name in MERGED_HOOKS:
+        return lambda *args: {name: value for result in run(*args) for name, value in result.items()}
+    return run
 
 
 def _through_pluggy(caller: pluggy.HookCaller, names: Sequence[str]) -> Callable[..., Any]:
@@ -154,37 +149,12 @@ def _called(impl: pluggy.HookImpl, hook: str, names: Sequence[str], tolerated: C
     """One implementation, called with all arguments of the hook: it gets its own views of those it takes."""
     call = _guarded(impl, hook, tolerated)
     wanted = [(names.index(name), VIEWS.get(name)) for name in impl.argnames]
-
-    def run(*args: Any) -> Any:
-        return call(*[view(args[i]) if view else args[i] for i, view in wanted])
-
-    return run
+    return lambda *args: call(*[view(args[i]) if view else args[i] for i, view in wanted])
 
 
-def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., list[Any]]:
-    def run(*args: Any) -> list[Any]:
-        results = [call(*args) for call in calls]
-        return [result for result in results if result is not None]
-
-    return run
-
-
-def _merged(collect: Callable[..., list[Mapping[str, Any]]]) -> Callable[..., dict[str, Any]]:
-    def run(*args: Any) -> dict[str, Any]:
-        return {name: value for result in collect(*args) for name, value in result.items()}
-
-    return run
+def _all(calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    return lambda *args: [result for call in calls if (result := call(*args)) is not None]
 
 
 def _first(calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        for call in calls:
-            result = call(*args)
-            if result is not None:
-                return result
-        return None
-
-    return run
-
-
-__all__ = ["Hooks", "bind_hooks", "check_hooks", "hook_names", "hookimpl"]
+    return lambda *args: next((result for call in calls if (result := call(*args)) is not None), None)

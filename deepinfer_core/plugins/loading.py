@@ -6,22 +6,25 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from deepinfer_core.errors import PluginError
 from deepinfer_core.interfaces.seams import NATIVE_ABI, SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
-from deepinfer_core.plugins.failure import Source, failure
+from deepinfer_core.plugins.failure import Source, failing, failure
 from deepinfer_core.plugins.probe import load_object
 
 if TYPE_CHECKING:
-    from deepinfer_core.plugins.configuration import Configuration
-    from deepinfer_core.plugins.manifest import Component
     from deepinfer_core.plugins.selection import Selected
+    from deepinfer_core.plugins.settings import Configuration
 
 
-def load(component: Component, record: PluginRecord, source: Source, configuration: Configuration) -> Any:
+def load(selected: Selected, configuration: Configuration) -> Any:
     """Import a component's object; a class is called, with its configuration if it has one. Raises PluginError."""
-    _check_native(record, source)
-    found = import_object(component.object, record, source)
-    config_class = import_object(component.config, record, source) if component.config else None
+    component, record, source = selected.component, selected.record, selected.source
+    with failing("import", record, source):
+        for module in record.manifest.native if record.manifest else ():
+            _check_native(module)
+        found = load_object(component.object)
+        config_class: Any = load_object(component.config) if component.config else None
     if isinstance(found, type):
         return instantiate(found, component.name, record, source, configuration, config_class)
     if config_class is not None:
@@ -30,23 +33,10 @@ def load(component: Component, record: PluginRecord, source: Source, configurati
     return found
 
 
-def _check_native(record: PluginRecord, source: Source) -> None:
-    for module in record.manifest.native if record.manifest else ():
-        try:
-            tag = getattr(importlib.import_module(module), "DEEPINFER_ABI", None)
-        except (Exception, SystemExit) as error:
-            raise failure("import", error, record, source) from error
-        if tag != NATIVE_ABI:
-            cause = f"{module} has the ABI tag {tag!r}, this core needs {NATIVE_ABI!r}; rebuild the plugin"
-            raise failure("import", cause, record, source)
-
-
-def import_object(path: str, record: PluginRecord, source: Source) -> Any:
-    """Import ``"package.module:Object"``. Raises PluginError in phase import."""
-    try:
-        return load_object(path)
-    except (Exception, SystemExit) as error:
-        raise failure("import", error, record, source) from error
+def _check_native(module: str) -> None:
+    tag = getattr(importlib.import_module(module), "DEEPINFER_ABI", None)
+    if tag != NATIVE_ABI:
+        raise PluginError(f"{module} has the ABI tag {tag!r}, this core needs {NATIVE_ABI!r}; rebuild the plugin")
 
 
 def instantiate(
@@ -62,20 +52,16 @@ def instantiate(
     config_class: None for what the class names as ``config_class``, if anything.
     """
     config_class = config_class or getattr(cls, "config_class", None)
-    try:
+    with failing("configure", record, source):
         if config_class is None:
             return cls()
         return cls(configuration.build(config_class, record.name, component))
-    except (Exception, SystemExit) as error:
-        raise failure("configure", error, record, source) from error
 
 
 def check_protocol(selected: Selected) -> None:
     """Raise PluginError in phase bind when a component lacks members of its seam's protocol."""
     path = SEAMS[selected.seam].protocol
-    if path is None:
-        return
-    missing = missing_members(selected.instance, path)
+    missing = missing_members(selected.instance, path) if path else []
     if missing:
         cause = f"{selected.name!r} lacks {', '.join(missing)} of {path}"
         raise failure("bind", cause, selected.record, selected.source)

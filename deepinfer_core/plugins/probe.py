@@ -60,12 +60,8 @@ def _run_child(function: str, arguments: Sequence[Any], timeout: float, what: st
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
             [sys.executable, "-c", _CHILD, json.dumps([function, list(arguments)])],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment,
-            start_new_session=True,
-        )
+            stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True,
+        )  # fmt: skip
         try:
             child.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -1,10 +1,10 @@
-"""The resolved table: every component, its state and the reason, as users and scripts see it."""
+"""What is told of plugins: a row per component."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins.discovery import PluginRecord
@@ -31,7 +31,7 @@ class PluginRow:
 
 @frozen
 class CheckpointRow:
-    """One line of ``deepinfer models list``: a model that a plugin ships."""
+    """One line of ``deepinfer models list``: a model that a plugin ships. Of a Python object only names are known."""
 
     name: str
     plugin: str
@@ -41,11 +41,12 @@ class CheckpointRow:
     summary: str
 
 
-def checkpoint_row(name: str, record: PluginRecord, component: Component | None = None) -> CheckpointRow:
-    """What the manifest says of one model; a Python object says nothing but its name."""
-    license = str(component.capabilities.get("license", "")) if component else ""
+def checkpoint_rows(record: PluginRecord, component: Component) -> list[CheckpointRow]:
+    """What a component of the checkpoint seam ships."""
+    license = str(component.capabilities.get("license", ""))
     summary = record.manifest.summary if record.manifest else ""
-    return CheckpointRow(name, record.name, record.distribution, record.version, license, summary)
+    who = (record.name, record.distribution, record.version)
+    return [CheckpointRow(name, *who, license, summary) for name in component.keys]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -64,30 +65,29 @@ def build_table(
 
     overridden: why a component gave way; dropped: how an observer failed without which we go on.
     """
-    rows = [
-        PluginRow(s.record.name, s.seam, s.name, s.record.distribution, s.record.version, "active", s.reason)
-        for s in selected
-    ]
     active = {s.key for s in selected}
+    rows = [_row(s.record, s.seam, s.name, "active", s.reason) for s in selected]
     for record in records:
         if record.manifest is None:
-            rows.append(_row(record, "", "", record.reason))
-        for c in record.manifest.components if record.manifest else ():
+            rows.append(_row(record, "", "", record.state, record.reason))
+        for c in record.components():
             key = (record.distribution, record.name, c.seam, c.name)
             if key in dropped:
-                rows.append(_row(evolve(record, state="broken"), c.seam, c.name, dropped[key]))
+                rows.append(_row(record, c.seam, c.name, "broken", dropped[key]))
             elif key not in active:
-                reason = record.reason or overridden.get(key) or _offer(c.seam, c.keys)
-                rows.append(_row(record, c.seam, c.name, reason))
+                reason = record.reason or overridden.get(key) or _offer(c)
+                rows.append(_row(record, c.seam, c.name, record.state, reason))
     seams = ["", *SEAMS]
     return tuple(sorted(rows, key=lambda row: (seams.index(row.seam), row.state)))
 
 
-def _row(record: PluginRecord, seam: str, component: str, reason: str) -> PluginRow:
-    return PluginRow(record.name, seam, component, record.distribution, record.version, record.state, reason)
+def _row(record: PluginRecord, seam: str, component: str, state: str, reason: str) -> PluginRow:
+    return PluginRow(record.name, seam, component, record.distribution, record.version, state, reason)
 
 
-def _offer(seam: str, keys: Sequence[str]) -> str:
-    if keys:
-        return f"used for {', '.join(keys)}"
-    return "chosen at start-up, or by --backend" if seam == "backend" else "not selected"
+def _offer(component: Component) -> str:
+    if component.keys:
+        return f"used for {', '.join(component.keys)}"
+    if component.seam == "backend":
+        return "chosen at start-up, or by --backend"
+    return "used where none is selected" if component.default else "not selected"

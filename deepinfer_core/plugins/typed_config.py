@@ -20,8 +20,13 @@ import attrs
 from deepinfer_core.envs import parse_bool
 from deepinfer_core.errors import ConfigError, nearest
 
+_UNIONS: Final = (typing.Union, types.UnionType)
 _SEQUENCES: Final = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 _MAPPINGS: Final = (dict, collections.abc.Mapping)
+#: By type, what its values may be, and how they are made of these or of a flag's text.
+_SCALARS: Final[Mapping[Any, tuple[Any, Any]]] = {
+    bool: (bool, parse_bool), int: (int, int), float: ((int, float), float), str: (str, str), Path: ((str, Path), Path),
+}  # fmt: skip
 
 
 class FlagText(str):
@@ -30,23 +35,20 @@ class FlagText(str):
     __slots__ = ()
 
 
-def parse_assignment(text: str) -> tuple[str, str, FlagText]:
-    """``"plugin.key=value"`` in its three parts. The plugin's name may have dots itself. Raises ConfigError."""
-    target, equals, value = text.partition("=")
-    plugin, dot, key = target.strip().rpartition(".")
-    if not (equals and dot and plugin and key.isidentifier()):
-        raise ConfigError(f"plugin configuration must look like name.key=value, got {text!r}")
-    return plugin, key, FlagText(value)
-
-
 def parse_assignments(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Assignments by plugin and key. Raises ConfigError for a key that comes twice."""
+    """``"plugin.key=value"``, by plugin and key. The plugin's name may have dots itself.
+
+    Raises ConfigError for another form and for a key that comes twice.
+    """
     tables: dict[str, dict[str, Any]] = {}
     for text in texts:
-        plugin, key, value = parse_assignment(text)
+        target, equals, value = text.partition("=")
+        plugin, dot, key = target.strip().rpartition(".")
+        if not (equals and dot and plugin and key.isidentifier()):
+            raise ConfigError(f"plugin configuration must look like name.key=value, got {text!r}")
         if key in tables.setdefault(plugin, {}):
             raise ConfigError(f"plugin configuration {plugin}.{key} is given twice; keep one")
-        tables[plugin][key] = value
+        tables[plugin][key] = FlagText(value)
     return tables
 
 
@@ -56,10 +58,7 @@ def build_config(cls: type, tables: Sequence[Mapping[str, Any]]) -> Any:
     Raises ConfigError for an unknown key (with the nearest), a missing one and a value of another type; what the
     class itself raises comes through.
     """
-    merged: dict[str, Any] = {}
-    for table in tables:
-        merged = {**table, **merged}
-    return _build(cls, merged, "")
+    return _build(cls, {key: value for table in reversed(tables) for key, value in table.items()}, "")
 
 
 def describe_config(cls: type) -> list[dict[str, str]]:
@@ -67,23 +66,23 @@ def describe_config(cls: type) -> list[dict[str, str]]:
     hints = typing.get_type_hints(cls)
     return [
         {
-            "key": field.alias or field.name,
+            "key": key,
             "type": _type_name(hints.get(field.name, Any)),
             "default": _default_text(field),
             "help": str(field.metadata.get("help", "")),
         }
-        for field in _fields(cls)
+        for key, field in _fields(cls).items()
     ]
 
 
-def _fields(cls: type) -> list[attrs.Attribute[Any]]:
+def _fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     if not attrs.has(cls):
         raise ConfigError(f"the config class {cls!r} must be an attrs class")
-    return [field for field in attrs.fields(cls) if field.init]
+    return {field.alias or field.name: field for field in attrs.fields(cls) if field.init}
 
 
 def _build(cls: type, table: Mapping[str, Any], where: str) -> Any:
-    fields = {field.alias or field.name: field for field in _fields(cls)}
+    fields = _fields(cls)
     hints = typing.get_type_hints(cls)
     for key in table:
         if key not in fields:
@@ -92,37 +91,36 @@ def _build(cls: type, table: Mapping[str, Any], where: str) -> Any:
     for key, field in fields.items():
         if field.default is attrs.NOTHING and key not in table:
             raise ConfigError(f"the key {where + key!r} is missing: it has no default")
-    values = {key: _convert(value, hints.get(fields[key].name, Any), where + key) for key, value in table.items()}
-    return cls(**values)
+    return cls(**{key: _convert(value, hints.get(fields[key].name, Any), where + key) for key, value in table.items()})
 
 
 def _convert(value: Any, type_: Any, key: str) -> Any:
     """``value`` as ``type_``. Raises ConfigError with the key, the type and the value."""
     try:
         return _as_type(value, type_, key)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (TypeError, ValueError):
         raise ConfigError(f"{key} must be {_type_name(type_)}, got {value!r}") from None
 
 
 def _as_type(value: Any, type_: Any, key: str) -> Any:
-    origin = get_origin(type_) or type_
-    if origin in (typing.Union, types.UnionType):
-        return _as_any_of(value, get_args(type_), key)
+    origin, args = get_origin(type_) or type_, get_args(type_)
+    if origin in _UNIONS:
+        return _as_any_of(value, args, key)
     if origin is Literal:
-        return _as_literal(value, get_args(type_))
+        return _as_literal(value, args)
     if origin in _SCALARS:
-        return _SCALARS[origin](value)
+        return _as_scalar(value, origin)
     if isinstance(value, FlagText):
-        value = _from_toml(value)
-    if origin in _SEQUENCES:
-        return _as_sequence(value, origin, get_args(type_), key)
-    if origin in _MAPPINGS:
-        return _as_mapping(value, get_args(type_), key)
-    if isinstance(type_, type) and attrs.has(type_) and isinstance(value, Mapping):
-        return _build(type_, value, f"{key}.")
-    if isinstance(type_, type) and not isinstance(value, type_):
+        value = None if type_ is type(None) and value.strip().lower() == "none" else _from_toml(value)
+    if origin in _SEQUENCES and isinstance(value, list | tuple):
+        return _as_sequence(value, origin, args, key)
+    if origin in _MAPPINGS and isinstance(value, Mapping):
+        return {name: _convert(item, args[1] if args else Any, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(origin, type) and attrs.has(origin) and isinstance(value, Mapping):
+        return _build(origin, value, f"{key}.")
+    if origin is not Any and isinstance(origin, type) and not isinstance(value, origin):
         raise TypeError
     return value
 
@@ -139,74 +137,27 @@ def _as_any_of(value: Any, members: Sequence[Any], key: str) -> Any:
 
 def _as_literal(value: Any, choices: Sequence[Any]) -> Any:
     for choice in choices:
-        if (value == choice and isinstance(value, bool) == isinstance(choice, bool)) or (
-            isinstance(value, FlagText) and value == str(choice)
-        ):
+        is_equal = value == choice and isinstance(value, bool) == isinstance(choice, bool)
+        if is_equal or (isinstance(value, FlagText) and value == str(choice)):
             return choice
     raise ValueError
 
 
-def _as_sequence(value: Any, origin: Any, args: Sequence[Any], key: str) -> Any:
-    if not isinstance(value, list | tuple):
-        raise TypeError
-    if origin is tuple and args and args[-1] is not Ellipsis:
-        return tuple(_convert(item, arg, f"{key}[{i}]") for i, (item, arg) in enumerate(zip(value, args, strict=True)))
-    item_type = args[0] if args else Any
-    items = [_convert(item, item_type, f"{key}[{i}]") for i, item in enumerate(value)]
-    return items if origin is list else tuple(items)
-
-
-def _as_mapping(value: Any, args: Sequence[Any], key: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    item_type = args[1] if args else Any
-    return {name: _convert(item, item_type, f"{key}.{name}") for name, item in value.items()}
-
-
-def _bool(value: Any) -> bool:
+def _as_scalar(value: Any, type_: Any) -> Any:
+    accepted, read = _SCALARS[type_]
     if isinstance(value, FlagText):
-        return parse_bool(value)
-    if not isinstance(value, bool):
+        return read(value)
+    if not isinstance(value, accepted) or isinstance(value, bool) != (type_ is bool):
         raise TypeError
-    return value
+    return type_(value)
 
 
-def _int(value: Any) -> int:
-    if not isinstance(value, FlagText) and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if not isinstance(value, FlagText) and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise TypeError
-    return float(value)
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return str(value)
-
-
-def _path(value: Any) -> Path:
-    if not isinstance(value, str | Path):
-        raise TypeError
-    return Path(value)
-
-
-def _none(value: Any) -> None:
-    if value is not None and not (isinstance(value, FlagText) and value.strip().lower() == "none"):
-        raise TypeError
-
-
-def _anything(value: Any) -> Any:
-    return _from_toml(value) if isinstance(value, FlagText) else value
-
-
-_SCALARS: Final[Mapping[Any, Any]] = {
-    bool: _bool, int: _int, float: _float, str: _str, Path: _path, type(None): _none, Any: _anything, object: _anything,
-}  # fmt: skip
+def _as_sequence(value: Sequence[Any], origin: Any, args: Sequence[Any], key: str) -> Any:
+    types = [args[0] if args else Any] * len(value)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        types = list(args)
+    items = [_convert(item, type_, f"{key}[{i}]") for i, (item, type_) in enumerate(zip(value, types, strict=True))]
+    return items if origin is list else tuple(items)
 
 
 def _from_toml(text: FlagText) -> Any:
@@ -219,9 +170,9 @@ def _from_toml(text: FlagText) -> Any:
 
 def _type_name(type_: Any) -> str:
     if get_origin(type_) is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(type_))
-    if get_origin(type_) in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(member) for member in get_args(type_))
+        return "one of " + ", ".join(map(repr, get_args(type_)))
+    if get_origin(type_) in _UNIONS:
+        return " or ".join(map(_type_name, get_args(type_)))
     if type_ is type(None):
         return "None"
     return type_.__name__ if isinstance(type_, type) and not get_args(type_) else str(type_).replace("typing.", "")

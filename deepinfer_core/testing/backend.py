@@ -13,7 +13,7 @@ from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.testing.checkpoints import write_toy_checkpoint
 from deepinfer_core.testing.kernels import Example, check_against, check_rows, cpu_backend, moved, results, same_bits
-from deepinfer_core.testing.suite import Suite
+from deepinfer_core.testing.suite import Suite, default_backend
 from deepinfer_core.testing.toy import ToyArchitecture
 
 
@@ -102,12 +102,12 @@ class BackendSuite(Suite):
             component.kernels.no_such_op()
 
     def test_an_engine_runs_on_it(self, component: Backend, tmp_path: Path) -> None:
-        """The tokens of a small model are those of the CPU."""
+        """The tokens of a small model are those of the default backend."""
         if self.plugin is None:
             pytest.skip("the component was not given by its plugin's name, so an engine cannot select it")
         checkpoint = write_toy_checkpoint(tmp_path / "checkpoint")
         tokens = []
-        for backend in (component.name, "cpu"):
+        for backend in (component.name, default_backend()[0]):
             with LLM(checkpoint, plugins=[ToyArchitecture()], backend=backend, disable_log_stats=True) as llm:
                 params = SamplingParams(temperature=0.5, seed=1, max_tokens=5, ignore_eos=True)
                 outputs = llm.generate([[5, 9, 11], [7] * 9], params, use_tqdm=False)

@@ -12,7 +12,7 @@ from deepinfer_core.hookspecs import HOOK_NAMES
 from deepinfer_core.outputs import RequestOutput
 from deepinfer_core.plugins.hooks import Hooks, bind_hooks, hook_names
 from deepinfer_core.testing.checkpoints import write_toy_checkpoint
-from deepinfer_core.testing.suite import Suite
+from deepinfer_core.testing.suite import Suite, default_backend
 from deepinfer_core.testing.toy import ToyArchitecture
 
 PROMPTS: list[Any] = [[5, 9, 11], [7] * 150, [10**6], [3] * 40, [1, 2, 3, 4]]
@@ -32,8 +32,8 @@ class HooksSuite(Suite):
         """A run with much in it: several lengths, preemption, a refused prompt, a stream that is dropped."""
         params = SamplingParams(temperature=0.8, seed=11, max_tokens=12, ignore_eos=True, logprobs=1)
         with LLM(
-            checkpoint, plugins=[ToyArchitecture(), *plugins], backend="cpu", num_pages=3, max_num_seqs=3,
-            log_stats_interval=0.001, max_num_batched_tokens=32,
+            checkpoint, plugins=[ToyArchitecture(), *plugins], backend=default_backend()[0],
+            num_pages=3, max_num_seqs=3, log_stats_interval=0.001, max_num_batched_tokens=32,
         ) as llm:  # fmt: skip
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
             stream = llm.stream([4, 4, 4], params)

@@ -17,8 +17,7 @@ from deepinfer_core.errors import DeepInferError
 from deepinfer_core.interfaces.attention import Attention
 from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.interfaces.moe import Moe
-from deepinfer_core.plugins import PluginManager
-from deepinfer_core.testing.suite import Suite
+from deepinfer_core.testing.suite import Suite, default_backend
 from deepinfer_core.worker.kernels import check_overrides
 
 #: A call of an op, as ``deepinfer_kernels.examples.Example`` describes it.
@@ -29,10 +28,9 @@ Op = Callable[..., Any]
 def cpu_backend() -> Backend:
     """The installed CPU backend; skips the test where there is none."""
     try:
-        backend: Backend = PluginManager(["cpu"], environ={}).component("backend")
+        return default_backend()[1]
     except DeepInferError as error:
         pytest.skip(f"the CPU backend is what results are compared with, and it is not installed: {error}")
-    return backend
 
 
 def moved(value: Any, device: torch.device) -> Any:

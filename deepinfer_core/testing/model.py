@@ -16,11 +16,10 @@ from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.interfaces.model import Architecture, LayerFeatures, Model, ModelContext
 from deepinfer_core.model_loader import CheckpointIndex, load_hf_config, load_weights
-from deepinfer_core.plugins import PluginManager
 from deepinfer_core.testing.checkpoints import write_random_checkpoint
 from deepinfer_core.testing.protocols import problems
 from deepinfer_core.testing.sequences import Sequences
-from deepinfer_core.testing.suite import Suite
+from deepinfer_core.testing.suite import Suite, default_backend
 from deepinfer_core.testing.synchronisation import SynchronisationGuard
 from deepinfer_core.tokenizer import load_tokenizer
 
@@ -61,7 +60,7 @@ class ModelSuite(Suite):
 
     seam = "model"
     config: ClassVar[Mapping[str, Any] | None] = None
-    """``config.json`` of a tiny model, ``architectures`` included; random weights are made for it."""
+    """``config.json`` of a small model, ``architectures`` included; random weights are made for it."""
     tolerance: ClassVar[float] = 0.0
     """Largest difference of logits between ways to compute the same row."""
 
@@ -78,9 +77,8 @@ class ModelSuite(Suite):
         return dict(load_hf_config(checkpoint).config)
 
     def make_backend(self) -> Backend:
-        """Where the model runs: the CPU's backend."""
-        backend: Backend = PluginManager(["cpu"], environ={}).component("backend")
-        return backend
+        """Where the model runs."""
+        return default_backend()[1]
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -231,10 +229,10 @@ class ModelSuite(Suite):
             pytest.skip("with a tolerance, tokens may differ where logits are close")
         prompts = self.token_ids(component.translate_config(hf_config))
         params = [SamplingParams(temperature=t, seed=3, max_tokens=6, ignore_eos=True) for t in (0.0, 0.8, 0.0)]
-        plugins = self.engine_plugins(component)
+        plugins, (backend, _) = self.engine_plugins(component), default_backend()
 
         def generate(*places: int, **limits: int) -> list[list[int]]:
-            with LLM(checkpoint, plugins=plugins, backend="cpu", disable_log_stats=True, **limits) as llm:
+            with LLM(checkpoint, plugins=plugins, backend=backend, disable_log_stats=True, **limits) as llm:
                 outputs = llm.generate([prompts[i] for i in places], [params[i] for i in places], use_tqdm=False)
             assert [output.error for output in outputs] == [None] * len(places)
             return [output.outputs[0].token_ids for output in outputs]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from deepinfer_core.interfaces.backend import Backend
 from deepinfer_core.interfaces.seams import SEAMS
 from deepinfer_core.plugins import PluginManager
 from deepinfer_core.plugins.probe import load_object
@@ -55,6 +56,14 @@ class Suite:
             capture_output=True, text=True, timeout=120, env=child_environment(),
         )  # fmt: skip
         assert child.returncode == 0, f"this must work without torch: {statement}\n{child.stderr}"
+
+
+def default_backend() -> tuple[str, Backend]:
+    """The backend that others are compared with, and its name: the installed one that says it is the default."""
+    manager = PluginManager(environ={})
+    backend: Backend = manager.component("backend")
+    (name,) = manager.named("backend")
+    return name, backend
 
 
 def child_environment() -> dict[str, str]:

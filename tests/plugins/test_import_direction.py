@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +111,29 @@ def test_plugins_import_kernels_and_public_modules_of_the_core(package: Path) ->
             top = name.split(".")[0]
             assert top not in NAMES, f"{path} imports the plugin {name}"
             assert top == "deepinfer_kernels" or is_public(name), f"{path} imports {name}, which is not public"
+
+
+def names_of_plugins() -> set[str]:
+    """What this repository's manifests call plugins, components and the packages that they are in."""
+    manifests = [tomllib.loads(path.read_text()) for path in ROOT.glob("[bp]*/*/*/deepinfer_plugin.toml")]
+    names = {table["name"] for manifest in manifests for table in (manifest, *manifest["component"])}
+    packages = {component["object"].split(".")[0].split(":")[0] for m in manifests for component in m["component"]}
+    return names | packages | {package.replace("_", "-") for package in packages}
+
+
+def test_the_core_names_no_plugin() -> None:
+    """Manifests say what is the default. ``cpu`` is left out, a device of torch too; ``tiny`` is the default model."""
+    names = names_of_plugins()
+    assert {"xgrammar", "deepinfer-plugin-cpu", "deepinfer_model_tiny", "dflash"} <= names
+    pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(names - {'cpu'})))})(?![\w-])")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (ROOT / "deepinfer_core").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for match in pattern.finditer(node.value)
+    ]
+    assert found == ["deepinfer_core/config.py: tiny"]
 
 
 LIGHT = (

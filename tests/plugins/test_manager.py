@@ -130,7 +130,7 @@ def test_a_backend_whose_probe_fails_is_passed_over(device: Any, probe: str) -> 
 def test_the_only_backend_whose_probe_succeeds_is_used(device: Any) -> None:
     device("gpu", "print('noise')")
     device("npu", "return 'no device'")
-    assert chosen() == ("gpu", "the only backend besides the CPU's whose probe succeeds")
+    assert chosen() == ("gpu", "the only backend besides the default one whose probe succeeds")
 
 
 def test_two_working_backends_are_ambiguous_so_the_cpu_is_used(device: Any) -> None:
@@ -139,6 +139,14 @@ def test_two_working_backends_are_ambiguous_so_the_cpu_is_used(device: Any) -> N
     assert chosen() == ("cpu", "several other backends could run (gpu, npu); choose one by backend=")
     assert chosen(backend="npu") == ("npu", "named as backend")
     assert chosen("gpu") == ("gpu", "named in plugins")
+
+
+def test_without_a_default_backend_one_has_to_be_named(device: Any) -> None:
+    device("gpu", "return 'no device'")
+    found = manager("sampling")
+    found.records = [record for record in found.records if record.name != "cpu"]
+    with pytest.raises(PluginError, match=r"no installed backend would be the default.*installed: gpu\); name one by"):
+        found.resolve()
 
 
 def test_a_named_backend_that_cannot_run_stops_start_up(device: Any) -> None:

@@ -50,6 +50,8 @@ def test_a_full_manifest_is_read() -> None:
         (with_component(roles="driver"), "roles must be a list of strings, got 'driver'"),
         (with_component(probe="a:b"), "probe must be absent: only the backend seam is probed, got 'a:b'"),
         (with_component(seam="backend", probe="a"), "probe must be 'package.module:function', got 'a'"),
+        (with_component(default=1), "default must be true or false, got 1"),
+        (with_component(seam="command", default=True), "default must be absent: only an exclusive seam has a default"),
         (with_component(capabilities=["x"]), "capabilities must be a table"),
         (with_component(capabilities={"x": {"y": 1}}), "capabilities.x must be a plain value"),
         (with_component(seam="model"), "capabilities.architectures must be a non-empty list of strings, got None"),

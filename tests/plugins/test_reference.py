@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from deepinfer_core.hookspecs import HOOK_NAMES
-from deepinfer_core.interfaces.seams import SEAMS
+from deepinfer_core.interfaces.seams import SEAMS, Seam
 from deepinfer_core.plugins.discovery import discover
 from deepinfer_core.plugins.hooks import hook_names
-from deepinfer_core.plugins.loading import missing_members
+from deepinfer_core.plugins.loading import missing_members, protocol_members
+from deepinfer_core.plugins.probe import load_object
 
 ROOT = Path(__file__).parents[2]
 NOTES: dict[str, Any] = tomllib.loads((ROOT / "docs" / "reference" / "notes.toml").read_text())
@@ -44,6 +46,12 @@ def test_every_seam_and_every_hook_is_described(tool: Any) -> None:
             "## A minimal implementation" in page or not seam.is_called or not seam.protocol
         )
     assert all(f"### `{hook}`" in pages["hooks.md"] for hook in HOOK_NAMES)
+
+
+@pytest.mark.parametrize("seam", [seam for seam in SEAMS.values() if seam.protocol], ids=lambda seam: seam.name)
+def test_the_table_promises_what_the_protocol_has(seam: Seam) -> None:
+    assert seam.protocol is not None
+    assert sorted(re.findall("`(.*?)`", seam.varies)) == sorted(protocol_members(load_object(seam.protocol)))
 
 
 @pytest.mark.parametrize("seam", EXAMPLES)

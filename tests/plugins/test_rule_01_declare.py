@@ -112,10 +112,10 @@ def test_the_order_does_not_depend_on_the_directory_order(install: Install, monk
 
     for name in ("b", "a", "d", "c"):
         install(name)
-    points = list(importlib_metadata.entry_points(group="deepinfer.plugins"))
+    listed = list(importlib_metadata.distributions())
     orders = []
-    for shuffled in (points, points[::-1], points[3:] + points[:3]):
-        monkeypatch.setattr(importlib_metadata, "entry_points", lambda group, found=shuffled: found)
+    for shuffled in (listed, listed[::-1], listed[3:] + listed[:3]):
+        monkeypatch.setattr(importlib_metadata, "distributions", lambda found=shuffled: found)
         orders.append([r.name for r in discover()])
     assert orders[0][0] == "core" and orders[0][1:] == sorted(orders[0][1:])
     assert {"a", "b", "c", "d"} < set(orders[0])

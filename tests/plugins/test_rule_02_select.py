@@ -87,6 +87,35 @@ def test_a_text_instead_of_a_list_is_refused() -> None:
         PluginManager("cpu")
 
 
+# -- defaults
+
+
+def test_a_default_is_taken_where_the_seam_is_needed_and_nothing_selected_fills_it(
+    install: Any, manager: Any, row: Any, thing: Any
+) -> None:
+    install("usual", "moe", thing("moe", "usual"), extra="default = true")
+    install("other", "moe", thing("moe", "other"))
+    found = manager()
+    assert (row(found, "usual").state, row(found, "usual").reason) == ("available", "used where none is selected")
+    assert found.chain("moe") == ()  # whoever can do without one gets none
+    assert found.component("moe").label == "usual"
+    assert (row(found, "usual").state, row(found, "usual").reason) == ("active", "the default of seam moe")
+    assert manager("other").component("moe").label == "other"
+    disabled = manager(file='disabled = ["usual"]')
+    with pytest.raises(
+        PluginError, match=r"no component of seam 'moe' is active \(installed: other \(plugin other\)\)"
+    ):
+        disabled.component("moe")
+
+
+def test_two_defaults_of_a_seam_are_refused_naming_both(install: Any, manager: Any, thing: Any) -> None:
+    install("one", "moe", thing("moe", "one"), extra="default = true")
+    install("two", "moe", thing("moe", "two"), extra="default = true")
+    with pytest.raises(PluginError, match=r"the default of seam 'moe' is claimed by 'one' of .* and 'two' of .*; name"):
+        manager().component("moe")
+    assert manager("two").component("moe").label == "two"
+
+
 # -- disabled ones
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_core.errors import PluginError
 from deepinfer_core.hookspecs import hookimpl
-from deepinfer_core.plugins.ordering import order
+from deepinfer_core.plugins.selection import order
 
 
 @frozen
@@ -22,8 +22,12 @@ class Item:
     after: tuple[str, ...] = ()
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset({self.name})
+    def component(self) -> Item:
+        return self
+
+    @property
+    def record(self) -> Item:
+        return self
 
     @property
     def tie(self) -> tuple[object, ...]:
