@@ -119,13 +119,22 @@ class Accounting:
         return None
 
     def synchronize(self, completion: Completion, num_output: int) -> None:
-        """Of a completion with so many output tokens, take back what did not come to count: a step was broken off."""
-        ahead = completion.num_judged - num_output
-        if ahead <= 0:
-            return
-        if completion.guide is not None:
-            completion.guide.retreat(ahead)
+        """Bring a completion's guide to its first ``num_output`` tokens; nearly always it is there."""
+        guide, missing = completion.guide, num_output - completion.num_judged
+        if guide is not None and missing > 0:
+            for token in self._scheduler.output_tokens(completion.handle)[completion.num_judged :].tolist():
+                guide.advance(token)
+        elif guide is not None and missing < 0:  # what a step judged never came to count: it failed
+            guide.retreat(-missing)
         completion.num_judged = num_output
+
+    def distrust(self) -> None:
+        """A step was broken off anywhere: what followed the tokens so far is made anew from them."""
+        for completion in self._completions.values():
+            completion.detokenizer = None
+            if completion.guide is not None:
+                completion.guide = completion.guide.anew()
+                completion.num_judged = 0
 
     def text_of(self, completion: Completion, num_output: int) -> IncrementalDetokenizer | None:
         """The completion's text as far as its first ``num_output`` tokens; None without a tokenizer."""
@@ -137,7 +146,8 @@ class Accounting:
             completion.detokenizer = text
         new = self._scheduler.output_tokens(completion.handle)[text.num_tokens : num_output].tolist()
         is_silent = (
-            new[-1] in request.stop_ids
+            bool(new)
+            and new[-1] in request.stop_ids
             and num_output > request.params.tokens_before_stop
             and not request.params.include_stop_str_in_output
         )

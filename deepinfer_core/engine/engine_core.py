@@ -164,9 +164,9 @@ class EngineCore:
         What it raises comes from a hook or from outside (an interrupt); no output is lost by it, and none comes
         twice. A step that an exception breaks off ends its requests with an error; after an interrupt they go on.
         """
+        self._handed = {}  # whoever calls again has got them
         try:
-            self._handed = {}
-            self._release()
+            self.release()
             self._compute()
             self._tell()
             return self._hand_over()
@@ -176,8 +176,8 @@ class EngineCore:
                 self.hooks.on_error(None, failure)
             raise
 
-    def _release(self) -> None:
-        """Give back what ended sequences held: until now somebody could still read it."""
+    def release(self) -> None:
+        """Give back what ended sequences held: until now somebody could still read it. A step begins with it."""
         while self._to_finalize:
             request_id = next(iter(self._to_finalize))
             del self._to_finalize[request_id]
@@ -379,6 +379,7 @@ class EngineCore:
             self._drop_flights(failure)
         else:
             self._abandon()
+        self._accounting.distrust()
         self._failure = None
 
     def _abandon(self) -> None:
@@ -511,7 +512,7 @@ class EngineCore:
             self._abandon()
             self._take_in()
             self._report()
-            self._release()
+            self.release()
             self._tell()
             return self._hand_over()
 

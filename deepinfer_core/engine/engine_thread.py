@@ -57,16 +57,19 @@ class EngineThread:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._is_closing:
-                self._thread = threading.Thread(target=self._run, name="deepinfer-engine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="deepinfer-engine", daemon=True)
+                self._thread = self._engine.owner = thread
+                thread.start()
 
     def _run(self) -> None:
         engine = self._engine
         while not self._is_closing:
-            engine.wait()
-            if self._is_closing:
-                break
             try:
+                if not engine.core.has_work:
+                    engine.core.release()
+                engine.wait()
+                if self._is_closing:
+                    break
                 outputs = engine.step()
             except BaseException as failure:  # whoever waits gets it; the thread must live
                 self._announce(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ class LLMEngine:
         from deepinfer_core.worker.worker import Worker
 
         self.config = config
+        self.owner: threading.Thread | None = None
+        """The thread that alone may step it; None: any, one at a time."""
         self.manager = PluginManager(
             config.plugins,
             backend=config.backend,
@@ -142,12 +145,21 @@ class LLMEngine:
         self.bell.wait(lambda: core.has_work, timeout)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step for everyone it has room for, and return what came of it; see :meth:`EngineCore.step`."""
+        """Compute one step for everyone it has room for, and return what came of it; see :meth:`EngineCore.step`.
+
+        Raises RuntimeError where a thread of the engine's own does that.
+        """
+        self._check_owner()
         return self.core.step()
 
     def flush(self) -> list[RequestOutput]:
         """Finish the steps that are under way, without planning more ahead; returns what came of them."""
+        self._check_owner()
         return self.core.flush()
+
+    def _check_owner(self) -> None:
+        if self.owner is not None and self.owner is not threading.current_thread():
+            raise RuntimeError(f"this engine is stepped by its thread {self.owner.name!r}; only that one may")
 
     def explain(self, request_id: str) -> str:
         """Why a request is not running, or how far it is. Raises RequestError for an unknown one."""

@@ -63,6 +63,7 @@ class Guide:
 
     def __init__(self, grammar: Grammar, context: GuideContext, ending_ids: Sequence[int] = ()) -> None:
         self._failure: str | None = None
+        self._grammar = grammar
         self._context = context
         self._ending_ids = frozenset(ending_ids)
         self._ending_mask = mask_of(ending_ids, len(context.vocabulary))
@@ -77,6 +78,10 @@ class Guide:
         self._supposed: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
         """What it has found, by the tokens supposed."""
         self._matcher = self._make_matcher(grammar)
+
+    def anew(self) -> Guide:
+        """One like it, before the first token."""
+        return Guide(self._grammar, self._context, tuple(self._ending_ids))
 
     @property
     def error(self) -> str | None:

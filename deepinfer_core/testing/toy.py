@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from deepinfer_core.errors import ConfigError
 from deepinfer_core.interfaces.cache import PAGE_TOKENS, CacheLayout, StateBuffer
 from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, ModelContext, Tap
-from deepinfer_core.model_loader import WeightSpec
 from deepinfer_core.interfaces.weights import WeightSpec
 
 ARCHITECTURE = "ToyForCausalLM"

@@ -28,14 +28,29 @@ tokens = st.one_of(any_tokens, text_tokens)
 def run(ids: list[int], prompt: list[int] | None = None, **params: Any) -> tuple[list[str], IncrementalDetokenizer]:
     """The pieces that a stream would show, one per token and one for the end."""
     detokenizer = IncrementalDetokenizer(TOKENIZER, prompt or [], SamplingParams(max_tokens=None, **params))
-    pieces = []
+    pieces: list[str] = []
+
+    def take() -> None:
+        pieces.append(detokenizer.since(sum(map(len, pieces))))
+
     for token in ids:
         stopped = detokenizer.append(token)
-        pieces.append(detokenizer.take())
+        take()
         if stopped:
             break
     detokenizer.finish()
-    return [*pieces, detokenizer.take()], detokenizer
+    take()
+    return pieces, detokenizer
+
+
+@given(tokens, tokens, st.booleans())
+def test_many_tokens_at_once_give_the_text_of_each(prompt: list[int], ids: list[int], skip: bool) -> None:
+    _, expected = run(ids, prompt, skip_special_tokens=skip)
+    detokenizer = IncrementalDetokenizer(TOKENIZER, prompt, SamplingParams(skip_special_tokens=skip))
+    detokenizer.extend(ids[:3])
+    detokenizer.extend(ids[3:])
+    detokenizer.finish()
+    assert (detokenizer.text, detokenizer.num_tokens) == (expected.text, len(ids))
 
 
 @given(tokens, st.booleans())
@@ -68,11 +83,11 @@ def test_pieces_do_not_depend_on_when_they_are_taken(ids: list[int], data: st.Da
     for token in ids:
         detokenizer.append(token)
         if data.draw(st.booleans()):
-            shown += detokenizer.take()
+            shown += detokenizer.since(len(shown))
     detokenizer.finish()
     detokenizer.finish()
-    assert shown + detokenizer.take() == detokenizer.text == whole.text
-    assert detokenizer.take() == ""
+    assert shown + detokenizer.since(len(shown)) == detokenizer.text == whole.text
+    assert detokenizer.since(len(whole.text)) == ""
 
 
 @pytest.mark.parametrize("cut", range(1, len(TOKENIZER.encode(SALT)) + 1))
@@ -257,9 +272,10 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     detokenizer = IncrementalDetokenizer(Counting(), ids, SamplingParams(stop="§§"))  # type: ignore[arg-type]
     assert len(looked_up) <= 3
     looked_up.clear()
+    shown = 0
     for token in ids:
         detokenizer.append(token)
-        detokenizer.take()
+        shown += len(detokenizer.since(shown))
     assert looked_up == ids
 
 

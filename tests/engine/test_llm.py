@@ -246,8 +246,9 @@ def test_logprobs_are_of_the_raw_logits(llm):
 
 @settings(max_examples=6)
 @given(lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6), aborted=st.data())
-def test_aborting_anything_at_any_time_leaks_nothing(llm, lengths, aborted):
-    engine, scheduler = llm.engine, llm.engine.scheduler
+def test_aborting_anything_at_any_time_leaks_nothing(make_engine, lengths, aborted):
+    engine = make_engine()
+    scheduler = engine.scheduler
     ids = [f"abort-{i}" for i in range(len(lengths))]
     for request_id, length in zip(ids, lengths, strict=True):
         engine.add_request(request_id, [7] * length, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
@@ -288,12 +289,12 @@ def test_a_row_without_a_choice_fails_alone(llm):
 
 
 def test_a_failing_step_ends_its_requests_and_not_the_engine(llm, monkeypatch):
-    def broken(plan, rows):
+    def broken(prepared):
         raise ArithmeticError("device fell over")
 
     expected = result(llm.generate("x", GREEDY)[0])
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.worker, "execute", broken)
+        patch.setattr(llm.engine.worker.runner, "forward", broken)
         failed = llm.generate(["x", "y"], GREEDY)
     assert [output.outputs[0].finish_reason for output in failed] == ["error", "error"]
     assert "device fell over" in failed[0].error

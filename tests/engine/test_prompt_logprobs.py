@@ -119,9 +119,9 @@ def test_a_prompt_without_an_answer_fails_alone(llm, monkeypatch):
     llm.engine.scheduler.audit()
 
 
-def test_an_aborted_prompt_keeps_what_it_has(make_llm):
-    chunked = make_llm(max_chunk_tokens=7, max_num_batched_tokens=40, max_num_seqs=4)
-    engine = chunked.engine
+def test_an_aborted_prompt_keeps_what_it_has(make_llm, make_engine):
+    limits = {"max_chunk_tokens": 7, "max_num_batched_tokens": 40, "max_num_seqs": 4}
+    chunked, engine = make_llm(**limits), make_engine(**limits)
     engine.add_request("x", [5] * 50, params())
     engine.step()
     engine.abort_request("x")

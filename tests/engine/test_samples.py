@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
+from deepinfer_core.engine.llm_engine import LLMEngine
 from deepinfer_core.errors import GenerationError
 from deepinfer_core.outputs import CompletionOutput, RequestOutput
 
 MakeLLM = Callable[..., LLM]
+MakeEngine = Callable[..., LLMEngine]
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=42, ignore_eos=True, n=4)
 PAGE = 128
 
@@ -40,14 +42,16 @@ def generate(llm: LLM, prompts: list[Any], params: Any) -> list[RequestOutput]:
     return llm.generate(prompts, params, use_tqdm=False)
 
 
-def run(llm: LLM, request_id: str, ids: list[int], params: SamplingParams, *, stream: bool) -> list[RequestOutput]:
+def run(
+    engine: LLMEngine, request_id: str, ids: list[int], params: SamplingParams, *, stream: bool
+) -> list[RequestOutput]:
     """Every output of a request, with an audit after each step."""
-    llm.engine.add_request(request_id, ids, params, stream=stream)
+    engine.add_request(request_id, ids, params, stream=stream)
     outputs: list[RequestOutput] = []
-    while llm.engine.has_unfinished_requests():
-        outputs += (step := llm.engine.step())
+    while engine.has_unfinished_requests():
+        outputs += (step := engine.step())
         assert len({output.request_id for output in step}) == len(step), "a request has one output per step"
-        llm.engine.scheduler.audit()
+        engine.scheduler.audit()
     return outputs
 
 
@@ -90,7 +94,6 @@ def test_fault_9_eight_completions_are_distinct_and_the_same_again_however_littl
     assert cramped.metrics is not None and cramped.metrics.num_preemptions > 0
     assert len({tuple(completion.token_ids) for completion in expected.outputs}) == 8
     assert again.outputs == expected.outputs == cramped.outputs
-    small.engine.step()
     small.engine.scheduler.audit()
     assert small.engine.scheduler.num_free_pages == 6
 
@@ -116,17 +119,17 @@ def test_completions_without_a_seed_are_independent(llm: LLM) -> None:
     assert len(drawn) == 16
 
 
-def test_pages_of_the_prompt_are_held_once_and_it_is_computed_once(make_llm: MakeLLM) -> None:
-    llm = make_llm(num_pages=40, max_num_seqs=16)
-    scheduler, before = llm.engine.scheduler, llm.get_metrics()["prefill_tokens"]
-    llm.engine.add_request("a", prompt(3 * PAGE + 20), attrs.evolve(PARAMS, n=16, max_tokens=2))
+def test_pages_of_the_prompt_are_held_once_and_it_is_computed_once(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_pages=40, max_num_seqs=16)
+    scheduler, before = engine.scheduler, engine.get_metrics()["prefill_tokens"]
+    engine.add_request("a", prompt(3 * PAGE + 20), attrs.evolve(PARAMS, n=16, max_tokens=2))
     used = []
-    while llm.engine.has_unfinished_requests():
-        llm.engine.step()
+    while engine.has_unfinished_requests():
+        engine.step()
         scheduler.audit()
         used.append(scheduler.num_pages - 1 - scheduler.num_free_pages)
     assert max(used) == 3 + 16
-    assert llm.get_metrics()["prefill_tokens"] - before == 3 * PAGE + 20 + 15
+    assert engine.get_metrics()["prefill_tokens"] - before == 3 * PAGE + 20 + 15
 
 
 def test_the_prompt_is_computed_once_even_if_the_first_token_ends_each_completion(llm: LLM) -> None:
@@ -153,9 +156,9 @@ def test_a_stream_brings_the_increments_of_each_completion(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_has_one_terminal_output_when_all_have_ended(llm: LLM, stream: bool) -> None:
+def test_a_request_has_one_terminal_output_when_all_have_ended(make_engine: MakeEngine, stream: bool) -> None:
     stops = SamplingParams(temperature=1.0, max_tokens=12, seed=3, n=5, stop_token_ids=tuple(range(0, 500, 9)))
-    outputs = run(llm, "a", prompt(10), stops, stream=stream)
+    outputs = run(make_engine(), "a", prompt(10), stops, stream=stream)
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     reasons = [piece.index for output in outputs for piece in output.outputs if piece.finish_reason is not None]
     assert sorted(reasons) == [0, 1, 2, 3, 4]
@@ -165,15 +168,16 @@ def test_a_request_has_one_terminal_output_when_all_have_ended(llm: LLM, stream:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
-def test_an_abort_ends_every_completion(llm: LLM, num_steps: int) -> None:
-    llm.engine.add_request("a", prompt(20), attrs.evolve(PARAMS, max_tokens=50))
+def test_an_abort_ends_every_completion(make_engine: MakeEngine, num_steps: int) -> None:
+    engine = make_engine()
+    engine.add_request("a", prompt(20), attrs.evolve(PARAMS, max_tokens=50))
     for _ in range(num_steps):
-        assert llm.engine.step() == []
-    llm.engine.abort_request("a")
-    (output,) = llm.engine.step()
+        assert engine.step() == []
+    engine.abort_request("a")
+    (output,) = engine.step()
     assert output.finished and [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
-    llm.engine.step()
-    scheduler = llm.engine.scheduler
+    engine.step()
+    scheduler = engine.scheduler
     assert (scheduler.num_free_pages, scheduler.num_free_slots) == (scheduler.num_pages - 1, scheduler.num_slots - 1)
 
 
@@ -182,13 +186,10 @@ def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, seed: int, position: int)
     runner = llm.engine.worker.runner
     sample = runner._sampler.sample
 
-    def fail(logits: Any, rows: Any) -> Any:
-        output = sample(logits, rows)
-        token_ids = np.array(output.token_ids)
-        for place, row in enumerate(rows):
-            if row.seed == seed and row.position == position:
-                token_ids[place] = -1
-        return attrs.evolve(output, token_ids=token_ids)
+    def fail(logits: Any, batch: Any) -> Any:
+        output = sample(logits, batch)
+        is_spoilt = (batch.seed == seed) & (batch.position == position)
+        return attrs.evolve(output, token_ids=np.where(is_spoilt, np.int32(-1), output.token_ids))
 
     monkeypatch.setattr(runner._sampler, "sample", fail)
 
@@ -201,9 +202,9 @@ def test_one_failing_completion_harms_no_other(llm: LLM, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch:
             failing(llm, patch, PARAMS.sample_seeds(42)[index], len(ids) + tokens)
             (output,) = generate(llm, [ids], PARAMS)
-            with pytest.raises(GenerationError, match=f"sample {index}: no token could be drawn"):
+            with pytest.raises(GenerationError, match=f"completion {index}: no token could be drawn"):
                 list(llm.stream(ids, PARAMS))
-        assert output.error is not None and output.error.startswith(f"sample {index}: no token could be drawn")
+        assert output.error is not None and output.error.startswith(f"completion {index}: no token could be drawn")
         for got, want in zip(output.outputs, expected.outputs, strict=True):
             if got.index == index:
                 assert (got.finish_reason, got.token_ids) == ("error", want.token_ids[:tokens])
@@ -219,7 +220,6 @@ def test_drafts_change_no_completion(make_llm: MakeLLM) -> None:
     batch, params = [prompt(PAGE + 1), prompt(PAGE - 20)], [plain, forced]
     expected = [output.outputs for output in generate(off, batch, params)]
     assert [output.outputs for output in generate(drafting, batch, params)] == expected
-    drafting.engine.step()
     drafting.engine.scheduler.audit()
     assert drafting.engine.scheduler.num_free_pages == 5
 

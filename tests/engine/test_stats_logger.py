@@ -32,6 +32,7 @@ def make(**options: Any) -> tuple[StatsLogger, Clock]:
 def step(stats: StatsLogger, prefill: int = 0, generated: int = 0, **now: int) -> None:
     gauges = {"running": 0, "waiting": 0, "used_pages": 0, "total_pages": 8} | now
     stats.step(prefill_tokens=prefill, generated_tokens=generated, **gauges)
+    stats.log_if_due()
 
 
 def request(arrival: float, first: float | None, last: float | None) -> RequestMetrics:

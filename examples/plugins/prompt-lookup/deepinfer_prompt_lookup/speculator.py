@@ -16,7 +16,6 @@ from deepinfer_prompt_lookup.lookup import lookup
 
 if TYPE_CHECKING:
     from deepinfer_core.interfaces.model import BatchRows, InputBatch, LayerFeatures, Model, ModelContext, Tap
-    from deepinfer_core.model_loader import WeightSpec
     from deepinfer_core.interfaces.weights import WeightSpec
 
 
