@@ -3,6 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
 
 #include "core.h"
@@ -154,6 +158,25 @@ void bind(py::module_& m, const char* name, void (*op)(Args...)) {
       py::call_guard<py::gil_scoped_release>());
 }
 
+// A pool as others see it. Lives as long as its capsule.
+struct OwnedPool : HostPool {
+  explicit OwnedPool(int num_threads) : pool(num_threads) {
+    static_cast<HostPool&>(*this) = pool.as_host_pool(
+        [](void* self) -> void* { return bind_pool(static_cast<ThreadPool*>(self)); });
+  }
+  ThreadPool pool;
+};
+
+py::capsule new_host_pool(std::optional<int> num_threads) {
+  auto owned = std::make_unique<OwnedPool>(num_threads.value_or(usable_cpus()));
+  const auto destroy = [](PyObject* capsule) {
+    delete static_cast<OwnedPool*>(static_cast<HostPool*>(PyCapsule_GetPointer(capsule, kHostPoolName)));
+  };
+  const py::capsule capsule(static_cast<HostPool*>(owned.get()), kHostPoolName, destroy);
+  owned.release();
+  return capsule;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -161,6 +184,8 @@ PYBIND11_MODULE(_cpu, m) {
 
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.def("get_num_threads", &num_threads);
+  m.def("usable_cpus", &usable_cpus);
+  m.def("new_host_pool", &new_host_pool, py::arg("num_threads"));
   m.def("set_isa", [](const std::string& name) { set_isa(name.c_str()); }, py::arg("name"));
   m.def("get_isa", [] { return core().name; });
 
