@@ -500,6 +500,7 @@ class LLMEngine:
     def close(self) -> None:
         """End all requests and release everything they hold."""
         with ExitStack() as last:
+            last.callback(self.worker.close)
             last.callback(self._grammars.close)
             last.callback(self.stats.close)
             last.callback(self._deferred.flush)

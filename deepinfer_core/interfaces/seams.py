@@ -45,7 +45,7 @@ class Seam:
 
 
 _TABLE: Final = (
-    Seam("backend", "exclusive", (1, 0), "deepinfer_core.interfaces.backend:Backend",
+    Seam("backend", "exclusive", (1, 1), "deepinfer_core.interfaces.backend:Backend",
          "device, memory info, streams, graphs, kernel family",
          runs_on=("worker",)),
     Seam("model", "registry", (1, 0), "deepinfer_core.interfaces.model:Architecture",

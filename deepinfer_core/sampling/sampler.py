@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -21,19 +20,17 @@ _NO_EDITS = LogitEdits()
 _NOTHING_PROPOSED = ProposedToken(-1, np.empty(0, np.int32), np.empty(0))
 
 
-def usable_cpus() -> int:
-    """CPUs this process may run on; all of them where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class DefaultSampler:
     """Implements :class:`deepinfer_core.interfaces.sampler.Sampler`; ``csrc/sampler.h`` has the exact rules.
 
-    num_threads: rows sampled at once; None: one per CPU this process may use. Results do not depend on it.
+    In an engine's step it runs on the engine's threads, whoever made it.
+
+    num_threads: of its own, for calls elsewhere; None: those that all such samplers share, one per usable CPU. Results
+        do not depend on it.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._native = _C.Sampler(num_threads=num_threads or usable_cpus())
+        self._native = _C.Sampler(num_threads=num_threads)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """See the protocol. Logits on a device are copied to the host first."""

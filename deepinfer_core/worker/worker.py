@@ -16,6 +16,7 @@ from deepinfer_core.model_loader.tied import warn_if_different
 from deepinfer_core.sampling.checked import checked
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
+from deepinfer_core.worker.host_pool import new_host_pool
 from deepinfer_core.worker.kernels import model_kernels
 from deepinfer_core.worker.model_runner import ModelRunner
 
@@ -47,6 +48,8 @@ class Worker:
         self.config = config
         self.backend = manager.component("backend")
         self.backend.configure(config.parallel.num_threads)
+        self.host_pool = new_host_pool(self.backend, config.parallel.num_threads)
+        """The engine's threads, which whoever calls its ops and its sampler has entered."""
         # Checked before the weights are read: a bad config or an unreadable index fails in milliseconds.
         index = CheckpointIndex.open(hf_config.path)
         architecture = manager.model_for(hf_config.architecture)
@@ -74,14 +77,20 @@ class Worker:
         self.runner = ModelRunner(model, caches, self.sampler, self.backend.device, drafter)
 
     def execute(self, plan: StepPlan, rows: StepRows) -> StepResult:
-        """Run one step."""
-        return self.runner.execute(plan, rows)
+        """Run one step, on the engine's threads, whichever thread calls."""
+        with self.host_pool:
+            return self.runner.execute(plan, rows)
+
+    def close(self) -> None:
+        """End the engine's threads. No step may follow."""
+        self.host_pool.close()
 
     def propose(
         self, slots: Sequence[int], histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See :meth:`ModelRunner.propose`. Raises ValueError for ids that the vocabulary does not have as well."""
-        token_ids, confidences = self.runner.propose(slots, histories, num_drafts, pick)
+        with self.host_pool:
+            token_ids, confidences = self.runner.propose(slots, histories, num_drafts, pick)
         vocab_size = self.arch_config.vocab_size
         if token_ids.size and not -1 <= token_ids.min() <= token_ids.max() < vocab_size:
             raise ValueError(
