@@ -5,6 +5,7 @@
 
 namespace deepinfer {
 
+void bind_pools(pybind11::module_& m);
 void bind_scheduler(pybind11::module_& m);
 void bind_sampler(pybind11::module_& m);
 

@@ -317,11 +317,12 @@ void bind_sampler(py::module_& m) {
   m.def("uniform_noise", &uniform_noise, py::arg("seed"), py::arg("position"), py::arg("token_ids"),
         "The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position.");
   py::class_<Sampler>(m, "Sampler", "Draws one token per row of logits; see csrc/sampler.h for the exact rules.")
-      .def(py::init([](int num_threads, const std::string& isa) {
+      .def(py::init([](std::optional<int> num_threads, const std::string& isa) {
              return std::make_unique<Sampler>(num_threads, isa_named(isa));
            }),
-           py::kw_only(), py::arg("num_threads") = 1, py::arg("isa") = "best",
-           "isa: best, plain, avx2 or avx512. Neither argument changes a result.")
+           py::kw_only(), py::arg("num_threads") = py::none(), py::arg("isa") = "best",
+           R"(num_threads: of a pool of its own, for calls where no HostPool is entered; None: one per usable CPU, which all
+such samplers share. isa: best, plain, avx2 or avx512. Neither argument changes a result.)")
       .def("sample", &sample, py::arg("logits").noconvert(), py::kw_only(), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("position"), py::arg("num_logprobs"),
            py::arg("processed_logprobs") = py::none(), py::arg("forced") = py::none(), py::arg("bias") = py::none(),

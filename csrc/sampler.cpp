@@ -9,8 +9,8 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
+#include "bound_pool.h"
 #include "sampler_math.h"
 
 namespace deepinfer {
@@ -23,7 +23,7 @@ constexpr double kSlack = 1.0 + 0x1p-32;        // covers every rounding of a bo
 constexpr std::size_t kSmall = 1024;            // this many candidates are sorted rather than counted
 constexpr std::size_t kBuckets = 2048;
 constexpr std::size_t kMaskBits = 32;           // tokens per word of a mask
-constexpr std::size_t kParallelElements = 1u << 17;  // below this a thread costs more than it saves
+constexpr std::size_t kParallelElements = 1u << 15;  // below this waking a thread costs more than it saves
 
 struct Candidate {
   float value;
@@ -604,19 +604,26 @@ class Sampler::Row {
   Selector selector_;
 };
 
-Sampler::Sampler(int num_threads, Isa isa) {
-  check(num_threads >= 1, "num_threads must be >= 1, got ", num_threads);
-  for (int i = 0; i < num_threads; ++i) workers_.push_back(std::make_unique<Row>(row_passes(isa)));
+Sampler::Sampler(std::optional<int> num_threads, Isa isa) : passes_(row_passes(isa)) {
+  if (!num_threads) return;
+  check(*num_threads >= 1, "num_threads must be >= 1, got ", *num_threads);
+  own_ = std::make_unique<ThreadPool>(*num_threads);
 }
 
 Sampler::~Sampler() = default;
 
-// Calls work(a worker's Row, row number) once per row, on as many threads as that many rows are worth.
+// Calls work(a worker's Row, row number) once per row, on as many threads as that many rows are worth. What any call
+// throws ends its worker and is thrown here.
 template <typename Work>
 void Sampler::for_each_row(std::size_t num_rows, std::size_t vocab_size, Work work) {
   const std::lock_guard lock(mutex_);
+  const HostPool* const bound = bound_pool();
+  const HostPool pool = bound != nullptr ? *bound : own_ ? own_->as_host_pool(nullptr) : default_pool();
+  const std::size_t useful = std::min(num_rows, num_rows * vocab_size / kParallelElements);
+  const std::size_t count = std::clamp<std::size_t>(useful, 1, static_cast<std::size_t>(pool.num_threads));
+  while (workers_.size() < count) workers_.push_back(std::make_unique<Row>(passes_));
   std::atomic<std::size_t> next{0};
-  std::vector<std::exception_ptr> failures(workers_.size());
+  std::vector<std::exception_ptr> failures(count);
   const auto run = [&](std::size_t worker) {
     try {
       for (std::size_t i = next++; i < num_rows; i = next++) work(*workers_[worker], i);
@@ -624,12 +631,13 @@ void Sampler::for_each_row(std::size_t num_rows, std::size_t vocab_size, Work wo
       failures[worker] = std::current_exception();
     }
   };
-  const std::size_t useful = std::min(num_rows, num_rows * vocab_size / kParallelElements);
-  const std::size_t threads = std::clamp<std::size_t>(useful, 1, workers_.size());
-  {
-    std::vector<std::jthread> helpers;
-    for (std::size_t worker = 1; worker < threads; ++worker) helpers.emplace_back(run, worker);
+  const auto unit = [](const void* context, std::int64_t worker) {
+    (*static_cast<const decltype(run)*>(context))(static_cast<std::size_t>(worker));
+  };
+  if (count == 1) {
     run(0);
+  } else {
+    pool.parallel_for(pool.self, static_cast<std::int64_t>(count), unit, &run);
   }
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "sampler_math.h"
+#include "thread_pool.h"
 
 namespace deepinfer {
 
@@ -92,9 +94,10 @@ struct Proposal {
 
 class Sampler {
  public:
-  // num_threads: how many rows are sampled at once; at least 1. Neither it nor isa changes a result.
-  // Throws std::invalid_argument if this CPU lacks the instruction set.
-  explicit Sampler(int num_threads, Isa isa = best_isa());
+  // Rows are shared out among the threads of the pool that is bound to the calling thread. Where none is, of a pool of
+  // num_threads (at least 1) of the sampler's own, or without that number of the default one. Neither the pool nor isa
+  // changes a result. Throws std::invalid_argument if this CPU lacks the instruction set.
+  explicit Sampler(std::optional<int> num_threads = {}, Isa isa = best_isa());
   ~Sampler();
 
   // logits: [rows.size(), vocab_size], contiguous. results: [rows.size()].
@@ -120,8 +123,10 @@ class Sampler {
   template <typename Work>
   void for_each_row(std::size_t num_rows, std::size_t vocab_size, Work work);
 
+  const RowPasses& passes_;
+  std::unique_ptr<ThreadPool> own_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Row>> workers_;
+  std::vector<std::unique_ptr<Row>> workers_;  // as many as ever ran at once
 };
 
 }  // namespace deepinfer

@@ -6,7 +6,34 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockManager', 'CommitReport', 'DEEPINFER_ABI', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise']
+__all__: list[str] = ['BlockManager', 'CommitReport', 'DEEPINFER_ABI', 'HostPool', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise', 'usable_cpus']
+class HostPool:
+    """
+    The threads of an engine: what its ops and its sampler run on.
+    
+    A context manager, for one thread at a time or several: native code that the thread inside calls runs on the pool; other
+    threads' does not. Outside of any it runs on one thread per usable CPU. No result depends on it.
+    """
+    @staticmethod
+    def of(capsule: typing.Any) -> HostPool:
+        """
+        The pool of a backend: a PyCapsule as kernels/csrc/pool/host_pool.h says. ValueError for any other.
+        """
+    def __enter__(self) -> HostPool:
+        ...
+    def __exit__(self, kind: typing.Any = None, error: typing.Any = None, trace: typing.Any = None) -> None:
+        ...
+    def __init__(self, num_threads: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
+        """
+        So many threads, the calling one included; None: one per usable CPU. They start when first needed.
+        """
+    def close(self) -> None:
+        """
+        End the threads, at the latest when everybody has left. Nobody may enter any more.
+        """
+    @property
+    def num_threads(self) -> int:
+        ...
 class Lease:
     """
     One reference to one block; given back by release() or destruction.
@@ -329,9 +356,10 @@ class Sampler:
     """
     Draws one token per row of logits; see csrc/sampler.h for the exact rules.
     """
-    def __init__(self, *, num_threads: typing.SupportsInt | typing.SupportsIndex = 1, isa: str = 'best') -> None:
+    def __init__(self, *, num_threads: typing.SupportsInt | typing.SupportsIndex | None = None, isa: str = 'best') -> None:
         """
-        isa: best, plain, avx2 or avx512. Neither argument changes a result.
+        num_threads: of a pool of its own, for calls where no HostPool is entered; None: one per usable CPU, which all
+        such samplers share. isa: best, plain, avx2 or avx512. Neither argument changes a result.
         """
     def propose(self, logits: numpy.typing.NDArray[numpy.float32], *, max_candidates: typing.SupportsInt | typing.SupportsIndex, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None) -> tuple:
         """
@@ -382,5 +410,9 @@ def sequence_transitions() -> list[tuple[str, str]]:
 def uniform_noise(seed: typing.SupportsInt | typing.SupportsIndex, position: typing.SupportsInt | typing.SupportsIndex, token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]) -> numpy.typing.NDArray[numpy.float64]:
     """
     The uniforms in (0, 1), float64 [N], behind the Gumbel noise of these token ids at this position.
+    """
+def usable_cpus() -> int:
+    """
+    CPUs this process may use.
     """
 DEEPINFER_ABI: str = 'deepinfer-1'

@@ -65,8 +65,9 @@ def parse(text: str) -> dict[str, Signatures]:
 def problems(old: Mapping[str, Signatures], new: Mapping[str, Signatures]) -> list[str]:
     """Seams that moved without their version, with the version they need.
 
-    A member that is gone or changed, or that plugins would now have to implement, needs a new major version;
-    anything else that is added a minor one. A seam that had no signatures is free.
+    A member that is gone or changed, or that plugins would now have to implement, needs a new major version; anything
+    else that is added, such as a protocol that none has to implement, a minor one. A seam that had no signatures is
+    free.
     """
     found = []
     for name, seam in new.items():
@@ -77,7 +78,8 @@ def problems(old: Mapping[str, Signatures], new: Mapping[str, Signatures]) -> li
         added = [line for line in seam.lines if line not in before.lines]
         if not gone and not added:
             continue
-        is_breaking = bool(gone) or any(line.startswith("protocol ") for line in added)
+        implemented = {_protocol(line) for line in before.lines if line.startswith("protocol ")}
+        is_breaking = bool(gone) or any(_protocol(line) in implemented for line in added)
         major, minor = before.version
         needed = (major + 1, 0) if is_breaking else (major, minor + 1)
         if seam.version < needed:
@@ -87,6 +89,11 @@ def problems(old: Mapping[str, Signatures], new: Mapping[str, Signatures]) -> li
                 f"release has had {major}.{minor}, run tools/seam_signatures.py --unreleased): {changes}"
             )
     return found
+
+
+def _protocol(line: str) -> str:
+    """``protocol Name``, of a member's line."""
+    return line.partition(".")[0]
 
 
 def main() -> int:

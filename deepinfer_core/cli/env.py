@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from deepinfer_core import envs
+from deepinfer_core import _C, envs
 from deepinfer_core.cli.parser import add_config_argument
 from deepinfer_core.cli.plugins_list import plugin_rows
 from deepinfer_core.cli.tables import print_table
@@ -74,7 +74,7 @@ def _platform() -> dict[str, Any]:
         "processor": model,
         "features": features,
         "cpus": os.cpu_count(),
-        "usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cpus": _C.usable_cpus(),
     }
 
 

@@ -37,3 +37,19 @@ class Backend(Protocol):
 
     def memory_info(self) -> tuple[int, int]:
         """``(free, total)`` bytes available to this process, containers' limits included."""
+
+
+@runtime_checkable
+class HostPoolBackend(Backend, Protocol):
+    """A backend whose ops run on threads of the host, and which lets an engine have its own.
+
+    The engine's sampler runs on the same threads. With any other backend it has some that the core makes.
+    """
+
+    def new_host_pool(self, num_threads: int | None) -> object:
+        """Threads for one engine, ``num_threads`` with the one that calls the ops; None leaves it to the backend.
+
+        Returns a PyCapsule ``deepinfer.host_pool``, with what ``kernels/csrc/pool/host_pool.h`` describes;
+        ``deepinfer_kernels.cpu.new_host_pool`` makes one. The backend keeps nothing: the threads live as long as the
+        capsule, which is the engine's to close.
+        """

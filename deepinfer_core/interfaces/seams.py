@@ -46,7 +46,7 @@ class Seam:
 
 
 _TABLE: Final = (
-    Seam("backend", "exclusive", (1, 0), "deepinfer_core.interfaces.backend:Backend",
+    Seam("backend", "exclusive", (1, 1), "deepinfer_core.interfaces.backend:Backend",
          "the device (`name`, `device`, `configure`), its memory (`memory_info`), its ops (`kernels`)",
          runs_on=("worker",)),
     Seam("model", "registry", (2, 0), "deepinfer_core.interfaces.model:Architecture",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def checked(sampler: Sampler) -> Sampler:
-    """The sampler, with its outputs checked; the core's own as it is."""
-    if type(sampler) is DefaultSampler:  # a subclass is somebody else's code
+    """The sampler, with its outputs checked; the core's own as it is, but not what is derived from it."""
+    if type(sampler) is DefaultSampler:
         return sampler
     return CheckedDraftingSampler(sampler) if isinstance(sampler, DraftingSampler) else CheckedSampler(sampler)
 

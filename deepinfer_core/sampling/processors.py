@@ -14,7 +14,6 @@ from deepinfer_core import _C
 from deepinfer_core.errors import RequestError, nearest
 from deepinfer_core.interfaces.logits_processor import RowContext
 from deepinfer_core.interfaces.sampler import DraftingSampler
-from deepinfer_core.sampling.sampler import usable_cpus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +61,7 @@ class ProcessedSampler:
     def __init__(self, sampler: Sampler, processors: Mapping[str, LogitsProcessor]) -> None:
         self._sampler = sampler
         self._processors = dict(processors)
-        self._native = _C.Sampler(num_threads=usable_cpus())
+        self._native = _C.Sampler()
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """See the protocol. Raw logprobs are of the logits as given here."""

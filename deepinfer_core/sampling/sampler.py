@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_core import _C
@@ -14,19 +13,17 @@ if TYPE_CHECKING:
     from deepinfer_core.interfaces.sampler import SamplingBatch
 
 
-def usable_cpus() -> int:
-    """CPUs this process may run on; all of them where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class DefaultSampler:
     """Implements :class:`deepinfer_core.interfaces.sampler.Sampler`; ``csrc/sampler.h`` has the exact rules.
 
-    num_threads: rows sampled at once; None: one per CPU this process may use. Results do not depend on it.
+    In an engine's step it runs on the engine's threads, whoever made it.
+
+    num_threads: of its own, for calls elsewhere; None: those that all such samplers share, one per usable CPU. Results
+        do not depend on it.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self._native = _C.Sampler(num_threads=num_threads or usable_cpus())
+        self._native = _C.Sampler(num_threads=num_threads)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
         """See the protocol. Logits on a device are copied to the host first."""

@@ -10,7 +10,6 @@ import torch
 
 from deepinfer_core import _C
 from deepinfer_core.interfaces.sampler import SamplerOutput
-from deepinfer_core.sampling.sampler import usable_cpus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +21,10 @@ _SLICE_BYTES = 128 << 20
 
 
 class Scorer:
-    """Scores rows whose next token is known. A row's result depends on its logits alone.
+    """Scores rows whose next token is known, on the engine's threads. A row's result depends on its logits alone."""
 
-    num_threads: rows scored at once; None: one per CPU this process may use. Results do not depend on it.
-    """
-
-    def __init__(self, num_threads: int | None = None) -> None:
-        self._native = _C.Sampler(num_threads=num_threads or usable_cpus())
+    def __init__(self) -> None:
+        self._native = _C.Sampler()
 
     def score(
         self, hidden: Tensor, wanted: PromptRows, logits: Callable[[Tensor], Tensor], vocab_size: int

@@ -15,6 +15,7 @@ from deepinfer_core.testing.checkpoints import write_toy_checkpoint
 from deepinfer_core.testing.kernels import Example, check_against, check_rows, cpu_backend, moved, results, same_bits
 from deepinfer_core.testing.suite import Suite, default_backend
 from deepinfer_core.testing.toy import ToyArchitecture
+from deepinfer_core.worker.host_pool import new_host_pool
 
 
 class BackendSuite(Suite):
@@ -82,7 +83,8 @@ class BackendSuite(Suite):
         found = []
         for threads in (1, 2, 3):
             component.configure(threads)
-            found.append([results(getattr(component.kernels, e.op), e, component.device) for e in cases])
+            with new_host_pool(component, threads):
+                found.append([results(getattr(component.kernels, e.op), e, component.device) for e in cases])
         component.configure(None)
         for example, one, two, three in zip(cases, *found, strict=True):
             assert same_bits(one, two) and same_bits(one, three), f"{example.op} with 1, 2 and 3 threads"

@@ -18,8 +18,9 @@ from deepinfer_core.model_loader.tied import warn_if_different
 from deepinfer_core.sampling.checked import checked
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.worker.cache_engine import CacheEngine
-from deepinfer_core.worker.kernels import model_kernels
 from deepinfer_core.worker.device_queue import DeviceQueue, InlineQueue, Pending, ThreadQueue
+from deepinfer_core.worker.host_pool import new_host_pool
+from deepinfer_core.worker.kernels import model_kernels
 from deepinfer_core.worker.model_runner import ModelRunner, PreparedStep, StepResult
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class StepRun:
     either stage is raised by :meth:`wait`.
     """
 
-    def __init__(self, runner: ModelRunner, queue: DeviceQueue, plan: StepPlan) -> None:
+    def __init__(self, runner: ModelRunner, queue: DeviceQueue, host_pool: HostPool, plan: StepPlan) -> None:
         self._runner = runner
+        self._host_pool = host_pool
         self._queue = queue
         self.seconds = 0.0
         """What the device spent on it; complete after :meth:`wait`."""
@@ -64,13 +66,15 @@ class StepRun:
 
     def _run_forward(self) -> Tensor:
         begin = time.monotonic()
-        hidden = self._runner.forward(self._prepared)
+        with self._host_pool:
+            hidden = self._runner.forward(self._prepared)
         self.seconds += time.monotonic() - begin
         return hidden
 
     def _run_draw(self, batch: SamplingBatch, prompt: PromptRows | None) -> StepResult:
         hidden, begin = self._forward.wait(), time.monotonic()
-        result = self._runner.sample(self._prepared, hidden, batch, prompt)
+        with self._host_pool:
+            result = self._runner.sample(self._prepared, hidden, batch, prompt)
         self.seconds += time.monotonic() - begin
         return result
 
@@ -90,6 +94,8 @@ class Worker:
         self.config = config
         self.backend = manager.component("backend")
         self.backend.configure(config.parallel.num_threads)
+        self.host_pool = new_host_pool(self.backend, config.parallel.num_threads)
+        """The engine's threads, which whoever calls its ops and its sampler has entered."""
         # Checked before the weights are read: a bad config or an unreadable index fails in milliseconds.
         index = CheckpointIndex.open(hf_config.path)
         architecture = manager.model_for(hf_config.architecture)
@@ -123,13 +129,17 @@ class Worker:
 
     def launch(self, plan: StepPlan) -> StepRun:
         """Begin a step, behind all that were begun before."""
-        return StepRun(self.runner, self.queue, plan)
+        return StepRun(self.runner, self.queue, self.host_pool, plan)
 
     def propose(
         self, sequences: Decoding, histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """See :meth:`ModelRunner.propose`. Raises ValueError for ids that the vocabulary does not have as well."""
-        work = partial(self.runner.propose, sequences, histories, num_drafts, pick)
+
+        def work() -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+            with self.host_pool:
+                return self.runner.propose(sequences, histories, num_drafts, pick)
+
         token_ids, confidences = self.queue.submit(work).wait()
         vocab_size = self.arch_config.vocab_size
         if token_ids.size and not -1 <= token_ids.min() <= token_ids.max() < vocab_size:
@@ -140,8 +150,9 @@ class Worker:
         return token_ids, confidences
 
     def close(self) -> None:
-        """Finish what was begun, and let go of the model and its caches."""
+        """Finish what was begun, end the engine's threads, and let go of the model and its caches."""
         self.queue.close()
+        self.host_pool.close()
         del self.runner
 
     def _available_drafts(self) -> int:

@@ -4,6 +4,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -167,6 +171,25 @@ std::pair<int64_t, int64_t> extremes(const T* indices, int64_t count) {
   return {low, high};
 }
 
+// A pool as others see it. Lives as long as its capsule.
+struct OwnedPool : HostPool {
+  explicit OwnedPool(int num_threads) : pool(num_threads) {
+    static_cast<HostPool&>(*this) = pool.as_host_pool(
+        [](void* self) -> void* { return bind_pool(static_cast<ThreadPool*>(self)); });
+  }
+  ThreadPool pool;
+};
+
+py::capsule new_host_pool(std::optional<int> num_threads) {
+  auto owned = std::make_unique<OwnedPool>(num_threads.value_or(usable_cpus()));
+  const auto destroy = [](PyObject* capsule) {
+    delete static_cast<OwnedPool*>(static_cast<HostPool*>(PyCapsule_GetPointer(capsule, kHostPoolName)));
+  };
+  const py::capsule capsule(static_cast<HostPool*>(owned.get()), kHostPoolName, destroy);
+  owned.release();
+  return capsule;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -174,6 +197,8 @@ PYBIND11_MODULE(_cpu, m) {
 
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.def("get_num_threads", &num_threads);
+  m.def("usable_cpus", &usable_cpus);
+  m.def("new_host_pool", &new_host_pool, py::arg("num_threads"));
   m.def("set_isa", [](const std::string& name) { set_isa(name.c_str()); }, py::arg("name"));
   m.def("get_isa", [] { return core().name; });
   m.def("extremes", [](Address indices, bool is_int64, int64_t count) {

@@ -1,36 +1,35 @@
 // Threads and scratch memory of the kernels.
 //
-// Own threads instead of OpenMP's: a caller shares out its units and finishes whatever nobody took, so it
-// never waits for a thread that has not started. On a busy machine, or beside torch's own thread pool,
-// OpenMP's closing barrier waits a scheduler time slice (milliseconds) for a thread that had nothing left to
-// do.
+// An op runs on the pool that is bound to the thread which calls it, an engine's; where none is, on the default one.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 #include <new>
 
+#include "pool/thread_pool.h"
+
 namespace deepinfer {
 
+// Of the calling thread's pool.
 int num_threads();
-// Throws std::invalid_argument when n < 1.
+// Replaces the default pool, which is of all usable CPUs. Throws std::invalid_argument when n < 1.
 void set_num_threads(int n);
+// Makes a pool, nullptr for the default one, the calling thread's; returns the one before.
+ThreadPool* bind_pool(ThreadPool* pool);
 
 // Below this much work, in nanoseconds of one thread, waking another costs more than it saves.
 constexpr int64_t kParallelWork = 20000;
 
-using Run = void (*)(const void* context, int64_t unit) noexcept;
-// run(context, unit) for every unit in [0, units), on this thread and on idle ones.
-void share_out(int64_t units, Run run, const void* context);
+// run(context, unit) for every unit in [0, units), on this thread and on idle ones of its pool.
+void share_out(int64_t units, ThreadPool::Run run, const void* context);
 
 // f(unit) for every unit in [0, units), in any order and on any thread. `work` estimates the nanoseconds of
 // one unit: one per element of a loop, one per 16 multiply-adds of a product. f must not throw.
 template <class F>
 void parallel_for(int64_t units, int64_t work, const F& f) {
   if (units > 1 && units * work >= kParallelWork && num_threads() > 1) {
-    const Run run = [](const void* context, int64_t unit) noexcept {
-      (*static_cast<const F*>(context))(unit);
-    };
+    const auto run = [](const void* context, int64_t unit) noexcept { (*static_cast<const F*>(context))(unit); };
     share_out(units, run, &f);
     return;
   }

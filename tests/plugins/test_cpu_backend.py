@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_core.interfaces.backend import Backend
+from deepinfer_core.interfaces.backend import Backend, HostPoolBackend
+from deepinfer_core.worker.host_pool import new_host_pool
 from deepinfer_plugin_cpu.backend import CpuBackend
 from deepinfer_plugin_cpu.memory import available_and_total
 
@@ -84,7 +85,7 @@ def test_available_is_never_negative_nor_above_total(limit: int, used: int, cach
 
 def test_the_backend_reports_this_machine() -> None:
     backend = CpuBackend()
-    assert isinstance(backend, Backend)
+    assert isinstance(backend, Backend) and isinstance(backend, HostPoolBackend)
     assert backend.device.type == "cpu"
     available, total = backend.memory_info()
     assert 0 < available <= total
@@ -98,11 +99,14 @@ def test_thread_counts_are_applied_undone_and_checked() -> None:
     from deepinfer_kernels import cpu
 
     backend, before, usable = CpuBackend(), torch.get_num_threads(), len(os.sched_getaffinity(0))
+    default = cpu.get_num_threads()
     try:
-        backend.configure(1)
-        assert (torch.get_num_threads(), cpu.get_num_threads()) == (1, 1)
-        backend.configure(None)
-        assert (torch.get_num_threads(), cpu.get_num_threads()) == (usable, usable)
+        for asked, got in ((1, 1), (None, usable)):
+            backend.configure(asked)
+            assert torch.get_num_threads() == got
+            with new_host_pool(backend, asked) as pool:
+                assert pool.num_threads == cpu.get_num_threads() == got
+            assert cpu.get_num_threads() == default, "outside of engines nothing has changed"
         with pytest.raises(ValueError, match="num_threads must be at least 1, got 0"):
             backend.configure(0)
     finally:

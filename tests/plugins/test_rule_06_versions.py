@@ -70,6 +70,7 @@ def test_the_snapshot_has_every_seam_and_hook(tool: Any) -> None:
         (lambda lines: [*lines, "class View.more: int"], (1, 0), "1.1"),
         (lambda lines: [*lines, "class View.more: int"], (1, 1), None),
         (lambda lines: [*lines, "protocol Sampler.more(self) -> int"], (1, 1), "2.0"),
+        (lambda lines: [*lines, "protocol DraftingSampler.more(self) -> int"], (1, 0), "1.1"),
         (lambda lines: lines[1:], (1, 5), "2.0"),
         (lambda lines: [lines[0] + " | None", *lines[1:]], (1, 1), "2.0"),
         (lambda lines: [lines[0] + " | None", *lines[1:]], (2, 0), None),

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
-from deepinfer_core.errors import PluginError
-from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
+from deepinfer_core.errors import GenerationError, PluginError
+from deepinfer_core.interfaces.sampler import DraftingSampler, SamplerOutput, SamplingRow
 from deepinfer_core.sampling import DefaultSampler
 from deepinfer_core.sampling.checked import CheckedSampler, checked
 
@@ -169,3 +169,24 @@ def test_garbage_ends_the_requests_of_its_step_and_the_engine_goes_on() -> None:
         llm.engine.scheduler.audit()
     assert failed.error is not None and "Moody returned a wrong output: token_ids must be in [-1, " in failed.error
     assert served.error is None and len(served.outputs[0].token_ids) == 4
+
+
+def test_a_sampler_derived_from_the_cores_is_checked_too() -> None:
+    class Derived(DefaultSampler):
+        seam, name = "sampler", "derived"
+
+        def sample(self, logits: Any, rows: Any) -> Any:
+            output = super().sample(logits, rows)
+            return attrs.evolve(output, token_ids=np.full_like(output.token_ids, 10**6))
+
+    with pytest.raises(PluginError, match=r"Derived returned a wrong output: token_ids must be in \[-1, 5\)"):
+        checked(Derived()).sample(torch.zeros(2, 5), ROWS)
+    assert isinstance(checked(Derived()), DraftingSampler), "it still draws drafts"
+    params, pieces = attrs.evolve(PARAMS, extra={}), []
+    with LLM(MODEL, plugins=[Derived()], num_pages=8, disable_log_stats=True) as llm:
+        with pytest.raises(GenerationError, match=r"PluginError: the sampler .*Derived returned a wrong output"):
+            for piece in llm.stream("Hello", params):
+                pieces.append((piece.token_ids, piece.text))
+        (whole,) = llm.generate(["Hello"], params, use_tqdm=False)
+    assert all(piece == ([], "") for piece in pieces), "nothing of it is delivered"
+    assert (whole.outputs[0].token_ids, whole.outputs[0].text) == ([], "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from deepinfer_plugin_cpu.memory import available_and_total
@@ -37,9 +36,9 @@ class CpuBackend:
         return available_and_total()
 
     def configure(self, num_threads: int | None) -> None:
-        """Set the number of threads of the kernels and of torch; None is one per CPU this process may use.
+        """Set the number of torch's threads; None is one per CPU this process may use.
 
-        The setting is the process's: of several engines, the last one made decides.
+        They are the process's: of several engines, the last one made decides. The kernels have each engine's pool.
         """
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
@@ -47,6 +46,10 @@ class CpuBackend:
 
         from deepinfer_kernels import cpu
 
-        threads = num_threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(threads)
-        cpu.set_num_threads(threads)
+        torch.set_num_threads(num_threads or cpu.usable_cpus())
+
+    def new_host_pool(self, num_threads: int | None) -> object:
+        """Threads that the kernels run on where they are bound, in a PyCapsule; None is one per usable CPU."""
+        from deepinfer_kernels import cpu
+
+        return cpu.new_host_pool(num_threads)

@@ -2,9 +2,12 @@
 
 See ``kernels/csrc/core.h`` for the order of summation. Arguments were checked by the op interface,
 indices are checked here.
+
+An op runs on the threads of the pool that is bound to the thread that calls it: an engine's, which ``new_host_pool``
+makes. Where none is bound it runs on a default pool of all usable CPUs; ``set_num_threads`` replaces that one.
 """
 
-from deepinfer_kernels._cpu import get_isa, get_num_threads, set_isa, set_num_threads
+from deepinfer_kernels._cpu import get_isa, get_num_threads, new_host_pool, set_isa, set_num_threads, usable_cpus
 from deepinfer_kernels.cpu.attention import (
     compress_pool,
     draft_attention,
@@ -42,6 +45,7 @@ __all__ = [
     "linear",
     "linear_quantized",
     "moe_experts",
+    "new_host_pool",
     "pack_kv",
     "paged_attention",
     "quantize_dequantize",
@@ -55,4 +59,5 @@ __all__ = [
     "store_records",
     "swiglu",
     "unpack_kv",
+    "usable_cpus",
 ]

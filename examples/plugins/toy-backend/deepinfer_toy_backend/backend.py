@@ -51,8 +51,12 @@ class ToyBackend:
         return device()
 
     def configure(self, num_threads: int | None) -> None:
-        """Threads of the ops, which run on the CPU."""
+        """The ops run on the CPU."""
         self._host.configure(num_threads)
+
+    def new_host_pool(self, num_threads: int | None) -> object:
+        """Threads of the ops."""
+        return self._host.new_host_pool(num_threads)
 
     def memory_info(self) -> tuple[int, int]:
         """``(free, total)`` bytes of the device, which are the host's."""
