@@ -294,9 +294,10 @@ void bind_verbs(py::class_<Scheduler>& c) {
           "submit",
           [](Scheduler& self, std::string request_id, const TokenArray& tokens, int64_t max_tokens,
              int64_t min_tokens, std::vector<int32_t> stop_token_ids, int64_t num_completions, bool held, int32_t tags,
-             const std::shared_ptr<SamplingSpec>& sampling, std::vector<uint64_t> seeds) {
-            const SubmitOptions options{max_tokens, min_tokens, std::move(stop_token_ids), num_completions,
-                                        held,       tags,       sampling,                  std::move(seeds)};
+             const std::optional<std::shared_ptr<SamplingSpec>>& sampling, std::vector<uint64_t> seeds) {
+            const SubmitOptions options{max_tokens,           min_tokens, std::move(stop_token_ids),
+                                        num_completions,      held,       tags,
+                                        sampling.value_or(nullptr), std::move(seeds)};
             return self.submit(std::move(request_id), as_span(contiguous(tokens)), options);
           },
           py::arg("request_id"), py::arg("tokens").noconvert(), py::kw_only(), py::arg("max_tokens"),
@@ -456,15 +457,6 @@ void bind_sampling(py::class_<Scheduler>& c) {
           "decoding",
           [](const Scheduler& self) { return std::make_shared<DecodingView>(self.decoding_view()); },
           "The sequences that will decode next, with nothing in flight.");
-  py::class_<DecodingView, std::shared_ptr<DecodingView>>(c, "Decoding", "S sequences that will decode next.")
-      .def_property_readonly("handles", view_of<int64_t>(&DecodingView::handles), "[S] int64, rising.")
-      .def_property_readonly("slots", view_of<int32_t>(&DecodingView::slots), "[S] int32 state slots.")
-      .def_property_readonly("num_tokens", view_of<int32_t>(&DecodingView::num_tokens), "[S] int32 tokens known.")
-      .def_property_readonly("newest", view_of<int32_t>(&DecodingView::newest), "[S] int32, the last of them.")
-      .def_property_readonly("room", view_of<int32_t>(&DecodingView::room),
-                             "[S] int32, drafts that can be of use: the last token needs none.")
-      .def_property_readonly("tags", view_of<int32_t>(&DecodingView::tags), "[S] int32, as in StepPlan.")
-      .def_property_readonly("temperature", view_of<double>(&DecodingView::temperature), "[S] float64.");
 }
 
 void bind_queries(py::class_<Scheduler>& c) {
@@ -589,6 +581,15 @@ py::dict columns_of(const std::shared_ptr<SamplingBatch>& batch) {
 }
 
 void bind_sampling_records(py::module_& m) {
+  py::class_<DecodingView, std::shared_ptr<DecodingView>>(m, "Decoding", "S sequences that will decode next.")
+      .def_property_readonly("handles", view_of<int64_t>(&DecodingView::handles), "[S] int64, rising.")
+      .def_property_readonly("slots", view_of<int32_t>(&DecodingView::slots), "[S] int32 state slots.")
+      .def_property_readonly("num_tokens", view_of<int32_t>(&DecodingView::num_tokens), "[S] int32 tokens known.")
+      .def_property_readonly("newest", view_of<int32_t>(&DecodingView::newest), "[S] int32, the last of them.")
+      .def_property_readonly("room", view_of<int32_t>(&DecodingView::room),
+                             "[S] int32, drafts that can be of use: the last token needs none.")
+      .def_property_readonly("tags", view_of<int32_t>(&DecodingView::tags), "[S] int32, as in StepPlan.")
+      .def_property_readonly("temperature", view_of<double>(&DecodingView::temperature), "[S] float64.");
   py::class_<SamplingSpec, std::shared_ptr<SamplingSpec>>(
       m, "SamplingSpec", "How a request's tokens are drawn: numbers and ids, the same in every step.")
       .def(py::init(&make_spec), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),

@@ -81,7 +81,7 @@ class LLM:
         order = [str(next(self._ids)) for _ in batch]
         done: dict[str, RequestOutput] = {}
         bar = _progress_bar(use_tqdm, len(batch))
-        with Mailbox(self._thread) as mailbox:
+        with Mailbox(self._thread, is_lasting=True) as mailbox:
             try:
                 for request_id, prompt, each in zip(order, batch, params, strict=True):
                     refusal = self._submit(mailbox, request_id, prompt, each, stream=False)
@@ -132,7 +132,7 @@ class LLM:
         for a request that fails while it runs.
         """
         request_id = str(next(self._ids))
-        mailbox = Mailbox(self._thread)
+        mailbox = Mailbox(self._thread, is_lasting=False)
         refusal = self._submit(mailbox, request_id, prompt, sampling_params, stream=True)
         if refusal is not None:
             raise RequestError(refusal.error or "the request was refused")

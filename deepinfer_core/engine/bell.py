@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 
 
@@ -25,11 +24,12 @@ class Bell:
         What happened before the call may not have rung: ``is_needless`` is asked after it is made known that somebody
         waits, so that nothing falls between.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         self._is_awaited = True
         try:
+            while not self._rings.empty():  # what it rang for is done
+                self._rings.get_nowait()
             if not is_needless():
-                self._rings.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0.0))
+                self._rings.get(timeout=timeout)
         except queue.Empty:
             return
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -48,7 +48,7 @@ class _Round:
 class _Sequences:
     """The sequences that drafts are made for."""
 
-    def __init__(self, decoding: _C.Scheduler.Decoding, chosen: NDArray[np.bool_]) -> None:
+    def __init__(self, decoding: _C.Decoding, chosen: NDArray[np.bool_]) -> None:
         self.handles = decoding.handles[chosen]
         self.slots = decoding.slots[chosen]
         self.num_tokens = decoding.num_tokens[chosen]
@@ -206,14 +206,12 @@ class _Picks:
 
     def check(self, token_ids: NDArray[np.int32]) -> None:
         """Raise ValueError if a proposal holds other drafts than were picked."""
-        for place, depth in self._wrong(token_ids):
-            raise ValueError(
-                f"draft {depth} must be the token that was picked, {self._drafts[place, depth]}, got "
-                f"{token_ids[place, depth]}"
-            )
-
-    def _wrong(self, token_ids: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
         width = min(token_ids.shape[1], self._drafts.shape[1])
         found, picked = token_ids[:, :width], self._drafts[:, :width]
-        drawn = np.array([each is not None for each in self.proposals[:width]], bool)
-        yield from np.argwhere((found != picked) & (found != -1) & drawn).tolist()
+        is_drawn = np.array([each is not None for each in self.proposals[:width]], bool)
+        wrong = np.argwhere((found != picked) & (found != -1) & is_drawn)
+        if len(wrong):
+            place, depth = wrong[0]
+            raise ValueError(
+                f"draft {depth} must be the token that was picked, {picked[place, depth]}, got {found[place, depth]}"
+            )

@@ -169,6 +169,9 @@ class EngineCore:
             self.release()
             self._compute()
             self._tell()
+            if self.hooks.post_process_model_outputs is not None:
+                self.hooks.post_process_model_outputs(list(self._outbox.values()))
+            self.stats.log_if_due()
             return self._hand_over()
         except BaseException as failure:
             self._outbox, self._handed = {**self._handed, **self._outbox}, {}
@@ -347,8 +350,8 @@ class EngineCore:
             if self._kv_hooks.is_active:
                 self._kv_hooks.executed(plan, self._kv_names(plan))
             if flight.scores is not None and result.prompt is not None:
-                for request, error in take_scores(flight.scores, result.prompt, self._tokenizer):
-                    self._fail(request, error)
+                for request, why in take_scores(flight.scores, result.prompt, self._tokenizer):
+                    self._fail(request, why)
             counts, num_tokens = self._accounting.commit(plan, result.sampled, time.monotonic())
             self._flights.popleft()
             if self.drafting is not None:
@@ -398,12 +401,15 @@ class EngineCore:
             endings = self.scheduler.finished()
             for handle, reason, detail in endings:
                 completion = self._completions.get(handle)
-                if completion is not None and completion.ending is None:
+                if completion is None:
+                    continue
+                request = completion.request
+                if completion.ending is None:
                     if completion.index == 0:
-                        self._to_finalize[completion.request.request_id] = None
+                        self._to_finalize[request.request_id] = None
                     completion.ending = Ending(cast("FinishReason", reason), detail)
-                    if completion.request.stream or completion.request.finished:
-                        self._news[completion.request.request_id] = completion.request
+                if request.stream or request.finished:
+                    self._news[request.request_id] = request
             for request in list(self._news.values()):
                 self._report_request(request)
             if endings:
@@ -438,7 +444,7 @@ class EngineCore:
         del self.requests[request.request_id]
 
     def _tell(self) -> None:
-        """Show hooks what the step has brought. One that raises changes nothing about it."""
+        """Show hooks what is new. One that raises changes nothing about it."""
         outputs = list(self._outbox.values())
         if outputs and self.hooks.process_output is not None:
             self.hooks.process_output(outputs)
@@ -449,9 +455,6 @@ class EngineCore:
                 self.hooks.on_request_finished(output)
             if error is not None and self.hooks.on_error is not None:
                 self.hooks.on_error(request_id, GenerationError(error))
-        if self.hooks.post_process_model_outputs is not None:
-            self.hooks.post_process_model_outputs(outputs)
-        self.stats.log_if_due()
 
     def _hand_over(self) -> list[RequestOutput]:
         self._handed, self._outbox = self._outbox, {}

@@ -68,8 +68,8 @@ class EngineThread:
                 if not engine.core.has_work:
                     engine.core.release()
                 engine.wait()
-                if self._is_closing:
-                    break
+                if self._is_closing or not engine.core.has_work:
+                    continue
                 outputs = engine.step()
             except BaseException as failure:  # whoever waits gets it; the thread must live
                 self._announce(failure)

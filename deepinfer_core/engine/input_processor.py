@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -55,7 +55,7 @@ class InputProcessor:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
-        sampling_defaults: Mapping[str, object],
+        sampling_defaults: Mapping[str, Any],
         processors: Mapping[str, LogitsProcessor],
         check_length: Callable[..., None],
         check_structured: Callable[[StructuredOutput], None],

@@ -16,10 +16,14 @@ _BATCH = 32
 
 
 class Mailbox:
-    """One caller's. As a context manager it also hears of steps that fail while the caller waits."""
+    """One caller's, who is told of steps that fail while it is open as a context manager.
 
-    def __init__(self, thread: EngineThread) -> None:
+    is_lasting: told of all of them, rather than only while it waits for an output.
+    """
+
+    def __init__(self, thread: EngineThread, *, is_lasting: bool) -> None:
         self._thread = thread
+        self._is_lasting = is_lasting
         self._arrived: queue.SimpleQueue[RequestOutput | BaseException] = queue.SimpleQueue()
         self._posted: list[Request] = []
         self._is_waiting = False
@@ -50,10 +54,11 @@ class Mailbox:
         return found
 
     def hear(self, failure: BaseException) -> bool:
-        """A step has failed: tell the caller if it waits."""
-        if self._is_waiting:
+        """A step has failed: tell the caller; whether there is somebody to tell."""
+        is_heard = self._is_lasting or self._is_waiting
+        if is_heard:
             self._arrived.put(failure)
-        return self._is_waiting
+        return is_heard
 
     def __enter__(self) -> Self:
         self._thread.listeners[id(self)] = self.hear

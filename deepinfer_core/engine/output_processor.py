@@ -60,8 +60,8 @@ class OutputProcessor:
             text.finish()
         logprobs = cumulative = None
         if completion.request.params.logprobs is not None:
-            *columns, cumulative = self._scheduler.logprobs(completion.handle)
-            logprobs = PositionLogprobsList(tokens, *columns, self._tokenizer)[num_tokens:]
+            values, ranks, offsets, ids, tops, cumulative = self._scheduler.logprobs(completion.handle)
+            logprobs = PositionLogprobsList(tokens, values, ranks, offsets, ids, tops, self._tokenizer)[num_tokens:]
         return CompletionOutput(
             index=completion.index,
             text="" if text is None else text.since(num_chars),

@@ -163,7 +163,7 @@ class StatsLogger:
 def _latencies(name: str, seconds: deque[float]) -> Metrics:
     if not seconds:
         return {}
-    ordered = sorted(list(seconds))
+    ordered = sorted(seconds)
     return {
         f"{name}_mean": sum(ordered) / len(ordered),
         f"{name}_p50": ordered[(len(ordered) - 1) // 2],

@@ -23,7 +23,8 @@ def edited_logits(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -
         ids, bias = _list_of(batch.bias, row)
         result[ids] = _rounded(result[ids].astype(np.float64) + bias)
     if batch.seen is not None and batch.penalties is not None:
-        _penalize(result, *_list_of(batch.seen, row), batch.penalties[row])
+        ids, counts = _list_of(batch.seen, row)
+        _penalize(result, ids, counts, batch.penalties[row])
     if batch.allowed is not None and len(only := _list_of(batch.allowed, row)[0]):
         kept = result[only]
         result[:] = -np.inf

@@ -29,13 +29,13 @@ class DefaultSampler:
         """See the protocol. Logits on a device are copied to the host first."""
         if logits.ndim != 2 or logits.shape[0] != len(batch):
             raise ValueError(f"logits must have shape [{len(batch)}, vocab_size], got {tuple(logits.shape)}")
-        proposed = batch.proposed
+        drawn = batch.proposed
         outputs = self._native.sample(
             logits.detach().cpu().contiguous().numpy(),
             **_columns(batch),
             num_logprobs=batch.num_logprobs,
             processed_logprobs=batch.processed_logprobs,
-            proposed=proposed and (proposed.tokens, proposed.offsets, proposed.ids, proposed.probabilities),
+            proposed=None if drawn is None else (drawn.tokens, drawn.offsets, drawn.ids, drawn.probabilities),
         )
         return SamplerOutput(*outputs)
 

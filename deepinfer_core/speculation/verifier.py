@@ -83,7 +83,7 @@ class GreedyVerifier(CoupledVerifier):
 
     def accepts(self, temperature: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Greedy ones."""
-        return temperature == 0.0
+        return np.equal(temperature, 0.0)
 
 
 class RejectionVerifier:

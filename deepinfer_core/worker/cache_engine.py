@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deepinfer_core._C import StepPlan
+    from deepinfer_core.worker.step_input import StepInput
 
 
 class CacheEngine:
@@ -39,9 +40,9 @@ class CacheEngine:
         """A copy of everything one slot holds, by buffer name."""
         return {buffer.name: self.tensors[buffer.name][slot].clone() for buffer in self.layout.slots}
 
-    def copy(self, plan: StepPlan) -> None:
+    def copy(self, step: StepPlan | StepInput) -> None:
         """Make the copies of a step, before anything of it is computed."""
-        for buffers, copies in ((self.layout.pages, plan.page_copies), (self.layout.slots, plan.slot_copies)):
+        for buffers, copies in ((self.layout.pages, step.page_copies), (self.layout.slots, step.slot_copies)):
             if len(copies):
                 self._copy(buffers, copies)
 

@@ -111,7 +111,7 @@ class ThreadQueue:
         while (pending := self._work.get()) is not None:
             try:
                 pending.run()
-            except BaseException:  # noqa: S112  # whoever waits for it gets it; the thread must live
+            except BaseException:  # whoever waits for it gets it; the thread must live
                 continue
 
 

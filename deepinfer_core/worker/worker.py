@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from deepinfer_core._C import StepPlan
+    from deepinfer_core._C import HostPool, StepPlan
     from deepinfer_core.interfaces.model import ArchitectureConfig, Model
+    from deepinfer_core.interfaces.prompt_rows import PromptRows
+    from deepinfer_core.interfaces.sampler import SamplingBatch
     from deepinfer_core.interfaces.speculator import Drafter, Pick, Speculator
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import deepinfer_core
-from deepinfer_core import LLM, SamplingParams
+from deepinfer_core import SamplingParams
 from deepinfer_core.engine.llm_engine import LLMEngine
 from deepinfer_core.outputs import RequestOutput
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
-from deepinfer_core.errors import ConfigError, GenerationError, RequestError
+from deepinfer_core.errors import ConfigError, RequestError
 
 MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -29,15 +30,14 @@ def tokens(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[list[int]
 
 
 def is_clean(llm: LLM) -> bool:
-    """Nothing is under way, and nothing is held."""
-    scheduler = llm.engine.scheduler
+    """Nothing is under way, and soon nothing is held: the engine's thread gives back what ended before it rests."""
+    engine, scheduler = llm.engine, llm.engine.scheduler
+    deadline = time.monotonic() + 30
+    while engine.has_unfinished_requests() or scheduler.num_free_slots < scheduler.num_slots - 1:
+        assert time.monotonic() < deadline, "something is never given back"
+        time.sleep(0.001)
     scheduler.audit()
-    llm.engine.step()  # reports what was aborted
-    assert not llm.engine.has_unfinished_requests()
-    llm.engine.step()  # releases what it held
-    scheduler.audit()
-    assert scheduler.num_free_pages == scheduler.num_pages - 1
-    return scheduler.num_free_slots == scheduler.num_slots - 1
+    return scheduler.num_free_pages == scheduler.num_pages - 1
 
 
 # -- streams ---------------------------------------------------------------------------------------
@@ -56,12 +56,10 @@ def test_a_stream_that_nobody_reads_is_aborted(llm: LLM, drop: str) -> None:
     assert is_clean(llm)
 
 
-def test_a_stream_ends_with_an_error_when_someone_else_took_its_output(llm: LLM) -> None:
-    stream = llm.stream("x", ONE)
-    while llm.engine.has_unfinished_requests():
+def test_only_its_own_thread_may_step_the_engine_of_an_llm(llm: LLM) -> None:
+    tokens(llm, ["x"], ONE)
+    with pytest.raises(RuntimeError, match="stepped by its thread 'deepinfer-engine'"):
         llm.engine.step()
-    with pytest.raises(RuntimeError, match="no longer knows request"):
-        next(stream)
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -179,11 +177,11 @@ def test_a_failed_step_stores_no_keys_and_hands_over_no_prompt(monkeypatch: pyte
         def send_processed_prompts(self, outputs: Any) -> None:
             calls.append("send")
 
-    def broken(plan: Any, rows: Any) -> Any:
+    def broken(prepared: Any) -> Any:
         raise ArithmeticError("device fell over")
 
     with small(Store()) as hooked:
-        monkeypatch.setattr(hooked.engine.worker, "execute", broken)
+        monkeypatch.setattr(hooked.engine.worker.runner, "forward", broken)
         assert hooked.generate("x", GREEDY, use_tqdm=False)[0].error is not None
     assert calls == []
 
@@ -203,28 +201,7 @@ def test_a_prompt_is_handed_over_once_even_if_it_is_preempted() -> None:
     assert sorted(sent) == sorted(output.request_id for output in outputs)
 
 
-# -- interrupts ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["_note_schedule", "_sampling_rows", "_append_tokens"])
-def test_an_interrupt_anywhere_in_a_step_harms_no_later_one(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    expected = tokens(llm, ["x", "y"])
-    stream = llm.stream("x", GREEDY)
-    next(stream)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, method, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            tokens(llm, ["y"])
-    with pytest.raises(GenerationError, match="KeyboardInterrupt"):
-        list(stream)
-    assert tokens(llm, ["x", "y"]) == expected
-    assert is_clean(llm)
+# -- interrupts: see test_interrupts.py -------------------------------------------------------------
 
 
 # -- threads, sizes --------------------------------------------------------------------------------
@@ -275,7 +252,8 @@ def test_sizes_that_do_not_exist_are_refused(arguments: dict[str, Any], words: s
 
 def test_an_engine_does_not_grow_with_the_requests_it_has_served(llm: LLM) -> None:
     tokens(llm, [[n % 500] for n in range(300)], ONE)
-    engine = llm.engine
-    held = [engine._requests, engine._samples, engine._has_news, engine._ended, engine._fresh, engine._ready]
-    held += [llm._results, engine._scoring._open]
+    assert is_clean(llm)
+    core, thread = llm.engine.core, llm._thread
+    held = [core.requests, core._completions, core._news, core._outbox, core._unannounced, core._to_finalize]
+    held += [core._inbox, core._flights, core.gate, thread._sinks, thread.listeners]
     assert [len(each) for each in held] == [0] * len(held)

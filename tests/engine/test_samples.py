@@ -221,7 +221,6 @@ def test_drafts_change_no_completion(make_llm: MakeLLM) -> None:
     expected = [output.outputs for output in generate(off, batch, params)]
     assert [output.outputs for output in generate(drafting, batch, params)] == expected
     drafting.engine.scheduler.audit()
-    assert drafting.engine.scheduler.num_free_pages == 5
 
 
 def test_each_completion_follows_the_grammar_by_itself(llm: LLM) -> None:

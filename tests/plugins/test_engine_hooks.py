@@ -140,7 +140,7 @@ def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
     with llm(store) as engine:
         long, short = [7] * 5, [9] * 3
         outputs = engine.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
-        caches = engine.engine.worker.runner.caches
+        caches, longest = engine.engine.worker.runner.caches, engine.engine.worker.max_model_len
         slots = {buffer.name: buffer.shape for buffer in caches.layout.slots}
     with llm() as plain:
         expected = plain.generate([long, short], [PARAMS, SamplingParams(temperature=0, max_tokens=1)])
@@ -154,7 +154,7 @@ def test_hooks_that_move_kv_see_both_phases_and_state_copies() -> None:
         ("save", (["0"], ["0"], ["0"])),
     ]
     view = store.engine
-    assert (view.layout, view.max_model_len) == (caches.layout, engine.engine.worker.max_model_len)
+    assert (view.layout, view.max_model_len) == (caches.layout, longest)
     assert {**view.caches.pages, **view.caches.slots} == caches.tensors
     assert set(view.caches.slots) == set(slots)
     assert {len(tensor) for tensor in view.caches.pages.values()} == {view.num_pages}

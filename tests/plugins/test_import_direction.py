@@ -142,7 +142,7 @@ LIGHT = (
     "deepinfer_core.cli.plugins_show", "deepinfer_core.cli.plugins_doctor", "deepinfer_core.cli.plugins_enable",
     "deepinfer_core.cli.plugins_disable", "deepinfer_core.plugins.carry", "deepinfer_core.plugins.diagnosis",
     "deepinfer_core.interfaces.checkpoint",
-    "deepinfer_core.model_loader.resolve", "deepinfer_core.worker.step_rows",
+    "deepinfer_core.model_loader.resolve", "deepinfer_core.worker.step_input",
     "deepinfer_core.cli.generate", "deepinfer_core.cli.inspect", "deepinfer_core.config", "deepinfer_core.envs",
     "deepinfer_core.errors", "deepinfer_core.hookspecs", "deepinfer_core.interfaces.seams", "deepinfer_core.plugins",
     "deepinfer_core.plugins.probe", "deepinfer_core.sampling_params", "deepinfer_plugin_cpu.backend",

@@ -74,7 +74,7 @@ def plan() -> Any:
         token_history=2,
     )  # fmt: skip
     for name, count in (("a", 5), ("b", 200)):
-        scheduler.submit(name, np.arange(count, dtype=np.int32) + 7, max_tokens=3, num_samples=1)
+        scheduler.submit(name, np.arange(count, dtype=np.int32) + 7, max_tokens=3, num_completions=1)
     scheduler.commit(scheduler.schedule(), np.array([50], np.int32))
     return scheduler.schedule()
 
