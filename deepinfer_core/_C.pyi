@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BlockManager', 'CommitReport', 'DEEPINFER_ABI', 'Lease', 'Sampler', 'Scheduler', 'StepPlan', 'philox4x32', 'sequence_transitions', 'uniform_noise']
+__all__: list[str] = ['BlockManager', 'CommitReport', 'DEEPINFER_ABI', 'Lease', 'Sampler', 'SamplingColumns', 'SamplingSpec', 'Scheduler', 'StepPlan', 'philox4x32', 'sampling_columns', 'sequence_transitions', 'uniform_noise']
 class Lease:
     """
     One reference to one block; given back by release() or destruction.
@@ -85,6 +85,11 @@ class StepPlan:
         [S] bool, true for decode rows.
         """
     @property
+    def lacks_pages(self) -> bool:
+        """
+        Whether somebody would have to be preempted, which waits until no plan is outstanding.
+        """
+    @property
     def new_pages(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         [S] int32 pages that this step added at the end of the sequence's table.
@@ -95,9 +100,19 @@ class StepPlan:
         [S] int32 how many of the last rows are drafts; 0 for prefill rows.
         """
     @property
+    def num_pending(self) -> int:
+        """
+        Rows of tokens still to be drawn.
+        """
+    @property
     def num_rows(self) -> int:
         """
         N.
+        """
+    @property
+    def num_sampled_rows(self) -> int:
+        """
+        R, rows that yield a token: of each sampling sequence its last known row and those of its drafts.
         """
     @property
     def num_samples(self) -> int:
@@ -143,9 +158,9 @@ class StepPlan:
     def skipped(self) -> list[tuple[int, str]]:
         """
         (handle, reason) of each running request without rows, and of the first waiting request that was not
-        admitted (everyone behind it waits for it), and of the samples before that one which wait for a prompt
-        that another sample of their request computes. Reasons: token_budget, no_free_page, running_limit,
-        no_free_slot, after_preemption, shared_prompt.
+        admitted (everyone behind it waits for it), and of the completions before that one which wait for a prompt
+        that another one of their request computes. Reasons: token_budget, no_free_page, running_limit,
+        no_free_slot, after_preemption, shared_prompt, in_flight.
         """
     @property
     def slot_copies(self) -> numpy.typing.NDArray[numpy.int32]:
@@ -168,9 +183,19 @@ class StepPlan:
         Number of the step.
         """
     @property
+    def tags(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [S] int32 what submit() was given for each sequence.
+        """
+    @property
     def token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
         """
-        [N] int32 token of each row.
+        [N] int32 token of each row; -1 where it is still to be drawn.
+        """
+    @property
+    def token_sources(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        [N] int32 for a token that is still to be drawn, which of the sampled rows of the plan before draws it; -1 for the others.
         """
 class CommitReport:
     """
@@ -193,17 +218,92 @@ class CommitReport:
         """
         [E] int32.
         """
+class SamplingSpec:
+    """
+    How a request's tokens are drawn: numbers and ids, the same in every step.
+    """
+    def __init__(self, *, temperature: typing.SupportsFloat | typing.SupportsIndex, top_k: typing.SupportsInt | typing.SupportsIndex, top_p: typing.SupportsFloat | typing.SupportsIndex, min_p: typing.SupportsFloat | typing.SupportsIndex, num_logprobs: typing.SupportsInt | typing.SupportsIndex, processed_logprobs: bool, penalties: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex], bias_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], bias: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex], allowed: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], banned: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], early_banned: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], min_tokens: typing.SupportsInt | typing.SupportsIndex, forced: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        penalties: (repetition, frequency, presence). early_banned: in place of banned for the first min_tokens
+        outputs. forced: what the output begins with.
+        """
+class SamplingColumns:
+    """
+    What R rows are drawn by.
+    """
+    def __len__(self) -> int:
+        ...
+    def columns(self) -> dict:
+        """
+        The columns by name, read-only views; see deepinfer_core.interfaces.sampler.SamplingBatch.
+        """
 class Scheduler:
     """
-    Continuous batching over paged KV. One step: release_deferred(), schedule(), run the plan, commit(),
-    take_finished(). Handles are the order of arrival. Threads may call it concurrently; no call holds the GIL.
+    Continuous batching over paged KV. One step: release_deferred(), schedule(), run the plan, commit(), finished(),
+    acknowledge(). Handles are the order of arrival. Every call holds the GIL for some microseconds, so threads may call
+    it and take turns.
     """
+    class Decoding:
+        """
+        S sequences that will decode next.
+        """
+        @property
+        def handles(self) -> numpy.typing.NDArray[numpy.int64]:
+            """
+            [S] int64, rising.
+            """
+        @property
+        def newest(self) -> numpy.typing.NDArray[numpy.int32]:
+            """
+            [S] int32, the last of them.
+            """
+        @property
+        def num_tokens(self) -> numpy.typing.NDArray[numpy.int32]:
+            """
+            [S] int32 tokens known.
+            """
+        @property
+        def room(self) -> numpy.typing.NDArray[numpy.int32]:
+            """
+            [S] int32, drafts that can be of use: the last token needs none.
+            """
+        @property
+        def slots(self) -> numpy.typing.NDArray[numpy.int32]:
+            """
+            [S] int32 state slots.
+            """
+        @property
+        def tags(self) -> numpy.typing.NDArray[numpy.int32]:
+            """
+            [S] int32, as in StepPlan.
+            """
+        @property
+        def temperature(self) -> numpy.typing.NDArray[numpy.float64]:
+            """
+            [S] float64.
+            """
+    @staticmethod
+    def accepted_counts(plan: StepPlan, sampled: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        How many tokens each sampling sequence gets, [num_samples] int32: its drafts that the rows before them have drawn,
+        up to the first that they have not, and one more. sampled: [R] int32.
+        """
     def __init__(self, *, page_size: typing.SupportsInt | typing.SupportsIndex = 128, num_pages: typing.SupportsInt | typing.SupportsIndex, num_slots: typing.SupportsInt | typing.SupportsIndex, max_num_seqs: typing.SupportsInt | typing.SupportsIndex, max_num_batched_tokens: typing.SupportsInt | typing.SupportsIndex, max_model_len: typing.SupportsInt | typing.SupportsIndex, max_chunk_tokens: typing.SupportsInt | typing.SupportsIndex, token_history: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
         page_size: tokens per page. num_pages, num_slots: with the null one, so at least 2. max_num_seqs:
-        requests running at once (also bounded by usable slots and max_num_batched_tokens).
-        max_num_batched_tokens: rows per step. max_model_len: tokens per request. max_chunk_tokens: prefill
-        rows per request and step. token_history: width of StepPlan.history. ValueError names a bad one.
+        sequences running at once (also bounded by usable slots and max_num_batched_tokens).
+        max_num_batched_tokens: rows per step. max_model_len: tokens per sequence. max_chunk_tokens: prefill
+        rows per sequence and step. token_history: width of StepPlan.history. ValueError names a bad one.
+        """
+    def abandon(self) -> None:
+        """
+        Take back every outstanding plan; no device may run one any more. Their live sequences wait and compute again
+        what they had.
+        """
+    def acknowledge(self, handles: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        The ends of these sequences have been taken care of: finished() names them no more, and the next
+        release_deferred() forgets them. RuntimeError for a live one.
         """
     def audit(self) -> None:
         """
@@ -211,33 +311,65 @@ class Scheduler:
         """
     def cancel(self, handle: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
-        End a request with 'abort', in any state; the result of a step under way is dropped. False if it had
+        End a sequence with 'abort', in any state; the result of a step under way is dropped. False if it had
         ended already. ValueError for a handle that was never issued.
         """
     def check(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
-        ValueError where submit() would raise one; nothing changes.
+        ValueError where submit() would raise one for these arguments, whatever is alive; nothing changes.
         """
-    def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32], counts: numpy.typing.NDArray[numpy.int32] | None = None) -> CommitReport:
+    def commit(self, plan: StepPlan, tokens: numpy.typing.NDArray[numpy.int32], counts: numpy.typing.NDArray[numpy.int32] | None = None, *, verdicts: collections.abc.Sequence[tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex, str, str]] = [], logprobs: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.float32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, now: typing.SupportsFloat | typing.SupportsIndex = 0.0) -> CommitReport:
         """
-        Apply the outcome of a plan. tokens: [T] int32, those of each sampling sequence, in order; -1 ends that
-        request with 'error'. counts: [num_samples] int32, how many tokens are each sequence's: its accepted
-        drafts and one more; None: one each. Tokens after one that ends its request are dropped. After a failed forward, finish(handle, 'error') its requests and commit
-        -1s. RuntimeError for a plan that is not the outstanding one, ValueError for wrong tokens; then nothing
-        has changed.
+        Apply the outcome of the oldest outstanding plan.
+        
+        tokens: [T] int32, those of each sampling sequence, in order; -1 ends that sequence with 'error'. counts:
+        [num_samples] int32, how many tokens are each sequence's: its accepted drafts and one more; None: one each.
+        Tokens after one that ends its sequence are dropped. verdicts: (index among the sampling sequences, tokens that
+        count, 'stop' or 'error', detail) of sequences that are found to end with their last token that counts.
+        logprobs: (logprobs, ranks, top_offsets, top_ids, top_logprobs) of the plan's R sampled rows. now: seconds.
+        
+        After a failed forward, finish(handle, 'error') its sequences and commit -1s. RuntimeError for a plan that is not
+        the oldest outstanding one, ValueError for wrong tokens; then nothing has changed.
+        """
+    def decoding(self) -> Scheduler.Decoding:
+        """
+        The sequences that will decode next, with nothing in flight.
+        """
+    def draft_batch(self, handles: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], counts: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> SamplingColumns:
+        """
+        What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence.
         """
     def explain(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
-        Why a request does not run, or how far it is, in a sentence with numbers.
+        Why a sequence does not run, or how far it is, in a sentence with numbers.
         """
-    def finish(self, handle: typing.SupportsInt | typing.SupportsIndex, reason: str) -> bool:
+    def finish(self, handle: typing.SupportsInt | typing.SupportsIndex, reason: str, detail: str = '') -> bool:
         """
-        End a request for a reason found outside: 'stop' (a stop string) or 'error'. Otherwise like cancel().
-        RuntimeError for 'stop' on a request that never ran.
+        End a sequence for a reason found outside: 'stop' (its output is whole) or 'error'. detail: what finished()
+        tells beside the reason. Otherwise like cancel(). RuntimeError for 'stop' on one that never ran.
+        """
+    def finished(self) -> list[tuple[int, str, str]]:
+        """
+        (handle, 'stop' | 'length' | 'abort' | 'error', detail) of the sequences that have ended and are not acknowledged,
+        in order. The only source of terminal events.
         """
     def has_unfinished(self) -> bool:
         """
-        Whether any request is still alive.
+        Whether any sequence is still alive.
+        """
+    def has_work(self) -> bool:
+        """
+        Whether any is that is not held.
+        """
+    def logprobs(self, handle: typing.SupportsInt | typing.SupportsIndex) -> tuple[numpy.typing.NDArray[numpy.float32], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32], float]:
+        """
+        Those of the output tokens: (logprobs float32, ranks int32, top_offsets int64, top_ids int32, top_logprobs float32,
+        their sum), copies; empty where the sequence keeps none.
+        """
+    def metrics(self, handle: typing.SupportsInt | typing.SupportsIndex) -> tuple[float, float, float, int, int, list[int], list[int]]:
+        """
+        (first scheduled, first token, last token: seconds, 0 for what has not happened; preemptions; verifications, and
+        drafts verified and accepted by depth).
         """
     def num_computed(self, handle: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -247,48 +379,66 @@ class Scheduler:
         """
         Tokens, prompt and output.
         """
+    def num_useful(self, handles: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], counts: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        How many of each sequence's drafts can be of use, [S] int32: none after a -1, after one that would end it, or
+        past its length.
+        """
     def output_tokens(self, handle: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
         """
-        A copy of the output tokens: [num_output] int32.
+        The output tokens: [num_output] int32, a view that stays as it is.
+        """
+    def release(self, handle: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        What a held sequence waited for is there. False if it is not held.
         """
     def release_deferred(self) -> None:
         """
-        Free pages and slots of ended requests, and forget those that take_finished() has returned: their
+        Free pages and slots of ended sequences that no step under way uses, and forget those acknowledged: their
         handles are unknown from here on. Call before schedule().
         """
     def request_id(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
         The id given to submit().
         """
-    def schedule(self, drafts: dict[int, list[int]] | None = None) -> StepPlan:
+    def sampling_batch(self, plan: StepPlan) -> SamplingColumns:
         """
-        Plan the next step. A plan with rows must be committed before the next call (RuntimeError otherwise).
-        drafts: by handle, tokens proposed to follow a request's newest one. They become rows as far as the plan
-        without them leaves rows and pages and the request's length allows; those of a request that does not
-        decode in this step are left out. ValueError, with nothing changed, for a negative token.
+        What the R sampled rows of the oldest outstanding plan are drawn by, rows after drafts as if these were accepted.
+        """
+    def schedule(self, drafts: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, now: typing.SupportsFloat | typing.SupportsIndex = 0.0) -> StepPlan:
+        """
+        Plan the next step. At most two plans may be outstanding, RuntimeError otherwise.
+        
+        drafts: (handles [S] int64, counts [S] int32, tokens [S, B] int32), tokens proposed to follow the newest one of
+        each sequence. They become rows as far as the plan without them leaves rows and pages and the sequence's length
+        allows; those of a sequence that does not decode in this step are left out. ValueError, with nothing changed,
+        for a negative token. now: seconds, for metrics().
         """
     def state(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
         A value of deepinfer_core.sequence.SequenceState.
         """
-    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], num_samples: typing.SupportsInt | typing.SupportsIndex = 1) -> int:
+    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], num_completions: typing.SupportsInt | typing.SupportsIndex = 1, held: bool = False, tags: typing.SupportsInt | typing.SupportsIndex = 0, sampling: SamplingSpec = None, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
         """
-        Queue a request and return its handle; handles ascend. num_samples: how many outputs it gets, each a
-        sequence of its own; their handles follow the returned one, and each ends by itself. They share the pages of
-        the prompt as far as they can. tokens: [prompt length] int32. A sample ends
-        with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the first min_tokens
-        outputs, or with 'length' at max_tokens outputs, max_model_len tokens or the size of the cache.
+        Queue a request and return its handle; handles ascend.
+        
+        tokens: [prompt length] int32. num_completions: how many outputs it gets, each a sequence of its own; their
+        handles follow the returned one, and each ends by itself. They share the pages of the prompt as far as they can.
+        A sequence ends with 'stop' at a token of stop_token_ids (kept as its last output) that is not among the
+        first min_tokens outputs, or with 'length' at max_tokens outputs, max_model_len tokens or the size of the cache.
+        held: wait for release(); others go on. tags: what StepPlan.tags shows. sampling, seeds (one per completion):
+        what sampling_batch() is made of.
+        
         ValueError, with nothing retained: id still live, empty prompt, prompt too long for max_model_len or the
-        cache, negative token id, max_tokens < 1, min_tokens < 0, num_samples < 1.
+        cache, negative token id, max_tokens < 1, min_tokens < 0, num_completions < 1, seeds of another number.
         """
     def take_finished(self) -> list[tuple[int, str]]:
         """
-        (handle, 'stop' | 'length' | 'abort' | 'error') of the requests that ended since the last call, in
-        order. The only source of terminal events: each handle appears exactly once.
+        (handle, reason) of finished(), acknowledged at once: for drivers to which nothing can happen in between.
         """
     def tokens(self, handle: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
         """
-        A copy of all tokens, prompt and output: [num_tokens] int32.
+        All tokens, prompt and output: [num_tokens] int32, a view that stays as it is.
         """
     @property
     def num_free_pages(self) -> int:
@@ -299,6 +449,11 @@ class Scheduler:
     def num_free_slots(self) -> int:
         """
         Slots free now.
+        """
+    @property
+    def num_outstanding(self) -> int:
+        """
+        Plans that are not committed.
         """
     @property
     def num_pages(self) -> int:
@@ -313,7 +468,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """
-        Requests holding pages and a slot.
+        Sequences owning pages and a slot.
         """
     @property
     def num_slots(self) -> int:
@@ -323,7 +478,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """
-        Requests waiting, preempted included.
+        Sequences waiting, preempted and held ones included.
         """
 class Sampler:
     """
@@ -333,7 +488,7 @@ class Sampler:
         """
         isa: best, plain, avx2 or avx512. Neither argument changes a result.
         """
-    def propose(self, logits: numpy.typing.NDArray[numpy.float32], *, max_candidates: typing.SupportsInt | typing.SupportsIndex, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None) -> tuple:
+    def propose(self, logits: numpy.typing.NDArray[numpy.float32], *, max_candidates: typing.SupportsInt | typing.SupportsIndex, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None) -> tuple:
         """
         Draw drafts for sample() to accept or replace, with noise of their own, without the GIL.
         
@@ -341,7 +496,7 @@ class Sampler:
         Returns (tokens int32 [R], offsets int64 [R + 1], ids int32, probabilities float64): what sample() takes as proposed.
         A token is -1, and its list empty, where nothing can be drawn.
         """
-    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None] | None = None, proposed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float64]] | None = None) -> tuple:
+    def sample(self, logits: numpy.typing.NDArray[numpy.float32], *, temperature: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], top_k: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], top_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], min_p: typing.Annotated[numpy.typing.ArrayLike, numpy.float64], seed: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], position: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], num_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], processed_logprobs: typing.Annotated[numpy.typing.ArrayLike, numpy.bool] | None = None, forced: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None, bias: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float32]] | None = None, seen: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, penalties: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, allowed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, banned: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, masks: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int32]] | None = None, proposed: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.int64], typing.Annotated[numpy.typing.ArrayLike, numpy.int32], typing.Annotated[numpy.typing.ArrayLike, numpy.float64]] | None = None) -> tuple:
         """
         Sample one token per row, without the GIL.
         
@@ -354,8 +509,8 @@ class Sampler:
         ids[offsets[i]:offsets[i + 1]]. bias has also float32 values, seen also int32 counts; penalties and seen go
         together. Without allowed ids a row may draw any. See LogitEdits for what they do.
         
-        masks: a list of int32 [ceil(V / 32)] or None, one per row: bit t % 32 of word t // 32 is set for a token t that the
-        row may draw. Empty masks count as None.
+        masks: (which int32 [R], words int32 [M, ceil(V / 32)]): bit t % 32 of words[which[i], t // 32] is set for a token t that
+        row i may draw; -1 for a row without.
         
         proposed is a tuple (tokens int32 [R], -1 for none; offsets int64 [R + 1]; ids int32, rising; probabilities float64),
         the tokens to accept or replace and the distributions they were drawn from, as propose() returns them.
@@ -375,9 +530,13 @@ def philox4x32(counter: typing.Annotated[collections.abc.Sequence[typing.Support
     """
     Philox4x32-10: four uint32 from a counter of four and a key of two.
     """
+def sampling_columns(specs: collections.abc.Sequence[SamplingSpec], seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], prompts: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32]], outputs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.int32]]) -> SamplingColumns:
+    """
+    What the next token of each of R requests is drawn by, made from its tokens so far, int32 each.
+    """
 def sequence_transitions() -> list[tuple[str, str]]:
     """
-    The edges (from, to) that the state of a request may take.
+    The edges (from, to) that the state of a sequence may take.
     """
 def uniform_noise(seed: typing.SupportsInt | typing.SupportsIndex, position: typing.SupportsInt | typing.SupportsIndex, token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]) -> numpy.typing.NDArray[numpy.float64]:
     """

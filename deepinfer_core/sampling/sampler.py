@@ -38,7 +38,9 @@ class DefaultSampler:
             **_columns(batch),
             num_logprobs=batch.num_logprobs,
             processed_logprobs=batch.processed_logprobs,
-            proposed=proposed and (proposed.tokens, proposed.offsets, proposed.ids, proposed.probabilities),
+            proposed=None
+            if proposed is None
+            else (proposed.tokens, proposed.offsets, proposed.ids, proposed.probabilities),
         )
         return SamplerOutput(*outputs)
 
