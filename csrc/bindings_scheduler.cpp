@@ -448,7 +448,8 @@ void bind_sampling(py::class_<Scheduler>& c) {
             return std::make_shared<SamplingBatch>(self.draft_batch(DraftArrays{handles, counts, tokens}.drafts()));
           },
           py::arg("handles"), py::arg("counts"), py::arg("tokens"),
-          "What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence.")
+          "What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence. A draft of\n"
+          "-1 is none, and counts as nothing.")
       .def(
           "num_useful",
           [](const Scheduler& self, const Handles& handles, const ContiguousTokens& counts,

@@ -63,7 +63,7 @@ _TABLE: Final = (
     Seam("speculator", "exclusive", (1, 0), "deepinfer_core.interfaces.speculator:Speculator",
          "observe, propose; verifier; draft-length policy",
          runs_on=("worker",)),
-    Seam("sampler", "exclusive", (1, 0), "deepinfer_core.interfaces.sampler:Sampler",
+    Seam("sampler", "exclusive", (2, 0), "deepinfer_core.interfaces.sampler:Sampler",
          "logits to tokens, with counter-based randomness"),
     Seam("logits_processor", "chained", (1, 0), "deepinfer_core.interfaces.logits_processor:LogitsProcessor",
          "edits of a row's logits"),

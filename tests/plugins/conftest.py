@@ -43,7 +43,7 @@ def write_distribution(
     (info / "entry_points.txt").write_text(f"[deepinfer.plugins]\n{name} = {package}\n")
 
 
-def manifest_text(name: str, *components: str, api: str = ">=1.0,<2") -> str:
+def manifest_text(name: str, *components: str, api: str = ">=1.0,<3") -> str:
     """A manifest whose components are given as the lines of their tables."""
     return f'name = "{name}"\napi = "{api}"\n' + "".join(f"\n[[component]]\n{text}\n" for text in components)
 

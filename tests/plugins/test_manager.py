@@ -76,7 +76,7 @@ def test_what_the_model_plugin_ships_comes_before_the_built_in_defaults(write: I
         '[[component]]\nseam = "sampler"\nname = "s"\nobject = "plugin_full:Sampler"\n'
     )
     code = MODEL.format(label="full").replace("Thing", "Model") + "class Sampler:\n    def sample(self): ...\n"
-    write("full", f'name = "full"\napi = ">=1.0,<2"\n{components}', code)
+    write("full", f'name = "full"\napi = ">=1.0,<3"\n{components}', code)
     found = manager()
     assert row(found, "default").state == "active"
     assert found.model_for("Full").label == "full"
@@ -99,7 +99,7 @@ def test_an_unknown_architecture_names_the_known_ones(write: Install) -> None:
 @pytest.fixture
 def device(install: Install, site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Install a backend whose probe's body is given, and a sampler so that resolving loads nothing of ours."""
-    install("sampling", "sampler", "class Thing:\n    def sample(self, logits, rows): ...\n")
+    install("sampling", "sampler", "class Thing:\n    def sample(self, logits, batch): ...\n")
 
     def run(name: str, probe: str) -> None:
         folder = install(name, "backend", BACKEND.format(label=name), extra=f'probe = "plugin_{name}.check:probe"')

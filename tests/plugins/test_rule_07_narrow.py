@@ -14,8 +14,8 @@ import torch
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
 from deepinfer_core.errors import PluginError
-from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.interfaces.sampler import SamplerOutput
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling.checked import CheckedSampler, checked
 
 MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
@@ -100,7 +100,7 @@ GOOD = SamplerOutput(
     top_ids=np.array([3, 0], np.int32),
     top_logprobs=np.array([-0.5, -2.0], np.float32),
 )
-ROWS = [SamplingRow(SamplingParams(), seed=1, position=p) for p in (0, 1)]
+BATCH = batch_of([Drawn(), Drawn(seed=1)])
 
 
 class Returning:
@@ -109,12 +109,12 @@ class Returning:
     def __init__(self, output: Any) -> None:
         self.output = output
 
-    def sample(self, logits: Any, rows: Any) -> Any:
+    def sample(self, logits: Any, batch: Any) -> Any:
         return self.output
 
 
 def sampled(output: Any) -> Any:
-    return CheckedSampler(Returning(output)).sample(torch.zeros(2, 5), ROWS)
+    return CheckedSampler(Returning(output)).sample(torch.zeros(2, 5), BATCH)
 
 
 def test_a_good_output_passes_and_the_cores_own_sampler_is_left_alone() -> None:
@@ -156,8 +156,8 @@ def test_garbage_ends_the_requests_of_its_step_and_the_engine_goes_on() -> None:
         def __init__(self) -> None:
             self.own, self.is_well = DefaultSampler(), False
 
-        def sample(self, logits: Any, rows: Any) -> Any:
-            output = self.own.sample(logits, rows)
+        def sample(self, logits: Any, batch: Any) -> Any:
+            output = self.own.sample(logits, batch)
             return output if self.is_well else attrs.evolve(output, token_ids=output.token_ids + np.int32(10**6))
 
     moody = Moody()

@@ -205,6 +205,16 @@ def test_rows_after_drafts_are_those_of_requests_that_have_them(
         assert ahead.to_bytes() == kept, "columns changed afterwards"
 
 
+def test_a_draft_that_could_not_be_drawn_is_not_counted() -> None:
+    requests = Requests([([1, 2], SamplingParams(repetition_penalty=1.5)), ([3], SamplingParams(presence_penalty=1))])
+    requests.step({}, 0)
+    first, second = requests.parts
+    ahead = SamplingBatch(**requests.scheduler.draft_batch(*as_drafts({first: [4, -1], second: [-1, 4]})).columns())
+    assert lists_of(ahead.seen, 0) == [[1, 2, 0, 4], [0, 0, 1, 1]] and lists_of(ahead.seen, 1) == [[0, 4], [1, 1]]
+    assert ahead.position.tolist() == [5, 4]
+    requests.step({}, 0)
+
+
 def test_requests_without_parameters_and_ended_ones_have_rows_of_which_nothing_is_used() -> None:
     scheduler = make_scheduler()
     prompt = np.array([1, 2, 3], np.int32)
