@@ -294,9 +294,9 @@ void bind_verbs(py::class_<Scheduler>& c) {
           "submit",
           [](Scheduler& self, std::string request_id, const TokenArray& tokens, int64_t max_tokens,
              int64_t min_tokens, std::vector<int32_t> stop_token_ids, int64_t num_completions, bool held, int32_t tags,
-             const std::shared_ptr<SamplingSpec>& sampling, std::vector<uint64_t> seeds) {
+             const std::optional<std::shared_ptr<SamplingSpec>>& sampling, std::vector<uint64_t> seeds) {
             const SubmitOptions options{max_tokens, min_tokens, std::move(stop_token_ids), num_completions,
-                                        held,       tags,       sampling,                  std::move(seeds)};
+                                        held,       tags,       sampling.value_or(nullptr), std::move(seeds)};
             return self.submit(std::move(request_id), as_span(contiguous(tokens)), options);
           },
           py::arg("request_id"), py::arg("tokens").noconvert(), py::kw_only(), py::arg("max_tokens"),

@@ -337,7 +337,8 @@ class Scheduler:
         """
     def draft_batch(self, handles: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], counts: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> SamplingColumns:
         """
-        What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence.
+        What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence. A draft of
+        -1 is none, and counts as nothing.
         """
     def explain(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """
@@ -418,7 +419,7 @@ class Scheduler:
         """
         A value of deepinfer_core.sequence.SequenceState.
         """
-    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], num_completions: typing.SupportsInt | typing.SupportsIndex = 1, held: bool = False, tags: typing.SupportsInt | typing.SupportsIndex = 0, sampling: SamplingSpec = None, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
+    def submit(self, request_id: str, tokens: numpy.typing.NDArray[numpy.int32], *, max_tokens: typing.SupportsInt | typing.SupportsIndex, min_tokens: typing.SupportsInt | typing.SupportsIndex = 0, stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [], num_completions: typing.SupportsInt | typing.SupportsIndex = 1, held: bool = False, tags: typing.SupportsInt | typing.SupportsIndex = 0, sampling: SamplingSpec | None = None, seeds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = []) -> int:
         """
         Queue a request and return its handle; handles ascend.
         

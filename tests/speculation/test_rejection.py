@@ -168,7 +168,8 @@ def test_two_positions_in_a_row() -> None:
     firsts, verifier, sampler = logits_of(1), RejectionVerifier(DefaultSampler(1)), DefaultSampler(1)
     seconds = torch.stack([logits_of(100 + token) for token in range(VOCAB)])
     count = DRAWS
-    rows = [[SamplingRow(params, seed, position) for seed in range(count)] for position in (5, 6)]
+    first = batch_of([Drawn(params, seed, [7] * 5) for seed in range(count)])
+    rows = [attrs.evolve(first, position=first.position + ahead) for ahead in (0, 1)]
     draft1, kept1 = verifier.draw((firsts + 0.5 * logits_of(2)).expand(count, -1), rows[0])
     draft2, kept2 = verifier.draw(seconds[draft1] * 0.7, rows[1])
     tokens = []
@@ -184,7 +185,7 @@ def test_two_positions_in_a_row() -> None:
     for token in np.bincount(tokens[0]).argsort()[-3:]:
         chosen = second[tokens[0] == token]
         params_row = attrs.evolve(params, logprobs=VOCAB, logprobs_mode="processed")
-        out = sampler.sample(seconds[token][None], [SamplingRow(params_row, 0, 6)])
+        out = sampler.sample(seconds[token][None], batch_of([Drawn(params_row)]))
         expected = np.zeros(VOCAB)
         expected[out.top_ids] = np.exp(out.top_logprobs.astype(np.float64))
         check(chosen, expected)
