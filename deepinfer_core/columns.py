@@ -151,10 +151,9 @@ class _Reader:
         self._end = begin + math.prod(shape) * dtype.itemsize
         if self._end > len(self._data):
             raise ValueError(f"column {name!r} should end at byte {self._end}, but the message has {len(self._data)}")
-        values = np.frombuffer(self._data[begin : self._end], np.uint8)
-        if dtype == np.bool_ and values.max(initial=0) > 1:
-            raise ValueError(f"column {name!r} must have bytes 0 and 1, got {values.max()}")
-        array = values.view(dtype).reshape(shape)
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._data, begin)
+        if dtype == np.bool_ and (largest := array.view(np.uint8).max(initial=0)) > 1:
+            raise ValueError(f"column {name!r} must have bytes 0 and 1, got {largest}")
         if not array.flags.aligned:  # the message lies at an odd address
             array = array.copy()
             array.flags.writeable = False

@@ -92,9 +92,10 @@ def _parts(name: str, value: object, count: int) -> tuple[Any, ...]:
 
 
 def _check_array(name: str, value: object, dtype: type, *shape: int) -> None:
+    if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
+        return
     found = f"{list(value.shape)} {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    if found != f"{[*shape]} {np.dtype(dtype).name}":
-        raise ValueError(f"{name} must be {[*shape]} {np.dtype(dtype).name}, got {found}")
+    raise ValueError(f"{name} must be {[*shape]} {np.dtype(dtype).name}, got {found}")
 
 
 def _check_lists(name: str, value: object, rows: int, *types: type) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
 from deepinfer_core.errors import PluginError
-from deepinfer_core.interfaces.sampler import SamplerOutput
+from deepinfer_core.interfaces.sampler import DraftingSampler, Proposals, SamplerOutput
 from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling.checked import CheckedSampler, checked
 
@@ -142,6 +142,47 @@ def test_a_wrong_output_names_the_sampler_and_what_is_wrong(change: dict[str, An
     message = f"Returning returned a wrong output: {problem}"
     with pytest.raises(PluginError, match=re.escape(message)):
         sampled(attrs.evolve(GOOD, **change))
+
+
+PROPOSALS = Proposals(
+    tokens=np.array([3, -1], np.int32),
+    offsets=np.array([0, 2, 2], np.int64),
+    ids=np.array([0, 3], np.int32),
+    probabilities=np.array([0.25, 0.75]),
+)
+
+
+class Proposing(Returning):
+    """The same with proposals."""
+
+    def propose(self, logits: Any, batch: Any, max_candidates: int) -> Any:
+        return self.output
+
+
+def proposed(proposals: Any) -> Any:
+    sampler = checked(Proposing(proposals))
+    assert isinstance(sampler, DraftingSampler)
+    return sampler.propose(torch.zeros(2, 5), BATCH, 2)
+
+
+def test_good_proposals_pass_and_a_sampler_without_them_gets_none() -> None:
+    assert proposed(PROPOSALS) is PROPOSALS
+    assert not isinstance(checked(Returning(GOOD)), DraftingSampler)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"tokens": np.array([3, 5], np.int32)}, "tokens must be in [-1, 5), got 3 to 5"),
+        ({"tokens": np.array([3, 0])}, "tokens must be [2] int32, got [2] int64"),
+        ({"ids": np.array([-1, 3], np.int32)}, "ids must be in [0, 5), got -1 to 3"),
+        ({"probabilities": np.ones(2, np.float32)}, "probabilities must be [2] float64, got [2] float32"),
+        ({"offsets": np.array([1, 2, 2])}, "offsets must begin with 0 and never fall, got [1, 2, 2]"),
+    ],
+)
+def test_wrong_proposals_name_the_sampler_and_what_is_wrong(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(f"Proposing returned a wrong proposal: {problem}")):
+        proposed(attrs.evolve(PROPOSALS, **change))
 
 
 def test_nothing_at_all_is_a_wrong_output() -> None:
