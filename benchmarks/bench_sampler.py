@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from deepinfer_core.sampling import DefaultSampler, SamplingState
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling_params import SamplingParams
 
 
@@ -65,13 +65,13 @@ def compare(name: str, logits: torch.Tensor, sampler: DefaultSampler) -> None:
     outputs = torch.randint(logits.shape[1], (logits.shape[0], OUTPUT_TOKENS), generator=generator)
 
     def native(**params: Any) -> float:
-        states = [
-            SamplingState("", SamplingParams(**params), seed, prompt.tolist()) for seed, prompt in enumerate(prompts)
-        ]
-        for state, output in zip(states, outputs, strict=True):
-            for token in output.tolist():
-                state.advance(token)
-        return best_seconds(lambda: sampler.sample(logits, [state.row(100) for state in states]), 10)
+        batch = batch_of(
+            [
+                Drawn(SamplingParams(**params), seed, prompt, output)
+                for seed, (prompt, output) in enumerate(zip(prompts.numpy(), outputs.numpy(), strict=True))
+            ]
+        )
+        return best_seconds(lambda: sampler.sample(logits, batch), 10)
 
     read = best_seconds(lambda: logits.max(), 10)
     cases = [

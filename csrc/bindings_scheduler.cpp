@@ -295,9 +295,8 @@ void bind_verbs(py::class_<Scheduler>& c) {
           [](Scheduler& self, std::string request_id, const TokenArray& tokens, int64_t max_tokens,
              int64_t min_tokens, std::vector<int32_t> stop_token_ids, int64_t num_completions, bool held, int32_t tags,
              const std::optional<std::shared_ptr<SamplingSpec>>& sampling, std::vector<uint64_t> seeds) {
-            const SubmitOptions options{max_tokens,           min_tokens, std::move(stop_token_ids),
-                                        num_completions,      held,       tags,
-                                        sampling.value_or(nullptr), std::move(seeds)};
+            const SubmitOptions options{max_tokens, min_tokens, std::move(stop_token_ids), num_completions,
+                                        held,       tags,       sampling.value_or(nullptr), std::move(seeds)};
             return self.submit(std::move(request_id), as_span(contiguous(tokens)), options);
           },
           py::arg("request_id"), py::arg("tokens").noconvert(), py::kw_only(), py::arg("max_tokens"),
@@ -427,6 +426,15 @@ void bind_verbs(py::class_<Scheduler>& c) {
 }
 
 void bind_sampling(py::class_<Scheduler>& c) {
+  py::class_<DecodingView, std::shared_ptr<DecodingView>>(c, "Decoding", "S sequences that will decode next.")
+      .def_property_readonly("handles", view_of<int64_t>(&DecodingView::handles), "[S] int64, rising.")
+      .def_property_readonly("slots", view_of<int32_t>(&DecodingView::slots), "[S] int32 state slots.")
+      .def_property_readonly("num_tokens", view_of<int32_t>(&DecodingView::num_tokens), "[S] int32 tokens known.")
+      .def_property_readonly("newest", view_of<int32_t>(&DecodingView::newest), "[S] int32, the last of them.")
+      .def_property_readonly("room", view_of<int32_t>(&DecodingView::room),
+                             "[S] int32, drafts that can be of use: the last token needs none.")
+      .def_property_readonly("tags", view_of<int32_t>(&DecodingView::tags), "[S] int32, as in StepPlan.")
+      .def_property_readonly("temperature", view_of<double>(&DecodingView::temperature), "[S] float64.");
   c.def(
        "sampling_batch",
        [](const Scheduler& self, const std::shared_ptr<StepPlan>& plan) {
@@ -442,7 +450,8 @@ void bind_sampling(py::class_<Scheduler>& c) {
             return std::make_shared<SamplingBatch>(self.draft_batch(DraftArrays{handles, counts, tokens}.drafts()));
           },
           py::arg("handles"), py::arg("counts"), py::arg("tokens"),
-          "What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence.")
+          "What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence. A draft of\n"
+          "-1 is none, and counts as nothing.")
       .def(
           "num_useful",
           [](const Scheduler& self, const Handles& handles, const ContiguousTokens& counts,

@@ -779,17 +779,22 @@ void Scheduler::abandon() {
 
 namespace {
 
-// The rows of a sequence that has so many drafts; those after drafts as if these had been accepted.
+// The rows of a sequence that has so many drafts; those after drafts as if these had been accepted. A draft of -1 is
+// one that could not be drawn: of what comes after it nothing will be used, but it must not spoil the batch.
 void add_rows(SamplingBatch& batch, Sequence& sequence, std::span<const int32_t> drafts, int64_t position,
               bool is_last_only) {
   SamplingState& state = *sequence.sampling;
   const int64_t output_index = position - sequence.prompt_length();
+  int num_counted = 0;
   for (size_t i = 0; i <= drafts.size(); ++i) {
     const auto ahead = static_cast<int64_t>(i);
     if (!is_last_only || i == drafts.size()) batch.add(state, position + ahead, output_index + ahead);
-    if (i < drafts.size() && state.counts) state.counts->append(drafts[i]);
+    if (i < drafts.size() && state.counts && drafts[i] >= 0) {
+      state.counts->append(drafts[i]);
+      ++num_counted;
+    }
   }
-  for (size_t i = 0; i < drafts.size() && state.counts; ++i) state.counts->pop();
+  for (; num_counted > 0; --num_counted) state.counts->pop();
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ def _members(node: ast.ClassDef) -> Iterator[Member]:
         if isinstance(item, ast.AnnAssign) and key is not None and not key.startswith("_"):
             below = node.body[position + 1] if position + 1 < len(node.body) else None
             is_doc = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            doc = str(below.value.value) if is_doc else ""  # type: ignore[union-attr]
+            doc = inspect.cleandoc(str(below.value.value)) if is_doc else ""  # type: ignore[union-attr]
             yield Member(key, f"{key}: {ast.unparse(item.annotation)}" + _default(item.value), doc)
 
 

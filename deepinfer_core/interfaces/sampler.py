@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from deepinfer_core import columns
+from deepinfer_core.interfaces._sampling_columns import (
+    LISTS,
+    SCALARS,
+    check_columns,
+    needed_columns,
+    places_of,
+    selected_lists,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +47,11 @@ class Proposals:
     """Rising within a row."""
     probabilities: NDArray[np.float64]
     """Above 0, 1 in sum within a row."""
+
+    def select(self, rows: ArrayLike) -> Self:
+        """Those of these rows, in this order: ``[S]`` integers in [0, R), or ``[R]`` bool."""
+        places = places_of(rows)
+        return type(self)(self.tokens[places], *selected_lists((self.offsets, self.ids, self.probabilities), places))
 
 
 @attrs.frozen(slots=True, eq=False, kw_only=True)
@@ -89,6 +104,46 @@ class SamplingBatch:
     def __len__(self) -> int:
         return len(self.position)
 
+    def select(self, rows: ArrayLike) -> Self:
+        """The batch of these rows, in this order: ``[S]`` integers in [0, R), or ``[R]`` bool.
+
+        Columns that none of them needs are None. Raises IndexError for a row that there is not.
+        """
+        places = places_of(rows)
+        chosen: dict[str, Any] = {name: column[places] for name, column in self._given(*SCALARS, "penalties")}
+        chosen |= {name: selected_lists(lists, places) for name, lists in self._given(*LISTS)}
+        chosen |= {name: (which[places], words) for name, (which, words) in self._given("masks")}
+        chosen |= {name: proposals.select(places) for name, proposals in self._given("proposed")}
+        return type(self)(
+            **needed_columns(chosen),
+            contexts={place: self.contexts[row] for place, row in enumerate(places.tolist()) if row in self.contexts},
+        )
+
+    def to_bytes(self) -> bytes:
+        """The batch without its ``contexts``, for another process: see :mod:`deepinfer_core.columns`."""
+        given: dict[str, Any] = dict(self._given(*SCALARS, "penalties", *LISTS, "masks"))
+        if (proposed := self.proposed) is not None:
+            given["proposed"] = (proposed.tokens, proposed.offsets, proposed.ids, proposed.probabilities)
+        return columns.pack(given)
+
+    @classmethod
+    def from_bytes(cls, message: bytes | bytearray | memoryview) -> Self:
+        """What :meth:`to_bytes` made, as read-only views of the message.
+
+        Raises ValueError for bytes that are no message, and for columns that do not fit together. Numbers are left to
+        the sampler to refuse.
+        """
+        given = columns.unpack(message)
+        check_columns(given)
+        proposed: Any = given.pop("proposed", None)
+        return cls(**given, proposed=proposed and Proposals(*proposed))  # type: ignore[arg-type]
+
+    def _given(self, *names: str) -> Iterator[tuple[str, Any]]:
+        """The columns of these names that are not None."""
+        for name in names:
+            if (column := getattr(self, name)) is not None:
+                yield name, column
+
 
 @attrs.frozen(eq=False)
 class SamplerOutput:
@@ -118,8 +173,8 @@ class Sampler(Protocol):
     neighbours, on its place in the batch, or on earlier calls.
 
     A sampler that changes one thing can leave the others to :class:`deepinfer_core.sampling.DefaultSampler`: with
-    ``attrs.evolve`` it gives the batch other columns, such as what it keeps as ``allowed``, and passes it on. What a
-    row's columns make of its logits is :func:`deepinfer_core.sampling.edited_logits`.
+    ``attrs.evolve`` it gives the batch other columns, and passes it on. What the columns make of logits is
+    :func:`deepinfer_core.sampling.edited_logits`; :func:`deepinfer_core.sampling.narrowed` excludes tokens.
     """
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:

@@ -64,7 +64,7 @@ _TABLE: Final = (
     Seam("speculator", "exclusive", (2, 0), "deepinfer_core.interfaces.speculator:Speculator",
          "how many tokens are drafted ahead (`num_drafts`), and by what (`build`)",
          runs_on=("worker",)),
-    Seam("sampler", "exclusive", (1, 0), "deepinfer_core.interfaces.sampler:Sampler",
+    Seam("sampler", "exclusive", (2, 0), "deepinfer_core.interfaces.sampler:Sampler",
          "how logits become tokens (`sample`)"),
     Seam("logits_processor", "chained", (1, 0), "deepinfer_core.interfaces.logits_processor:LogitsProcessor",
          "edits of a row's logits (`process`), and who asks for them (`check_parameters`)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,44 +33,64 @@ class CheckedSampler:
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """See the protocol. Raises PluginError for an output that breaks it."""
         output = self._sampler.sample(logits, batch)
-        problem = _problem(output, len(batch), int(logits.shape[1]))
+        self._refuse("wrong output", _problem(output, len(batch), int(logits.shape[1])))
+        return output
+
+    def _refuse(self, what: str, problem: str | None) -> None:
         if problem is not None:
             cls = type(self._sampler)
-            raise PluginError(f"the sampler {cls.__module__}.{cls.__qualname__} returned a wrong output: {problem}")
-        return output
+            raise PluginError(f"the sampler {cls.__module__}.{cls.__qualname__} returned a {what}: {problem}")
 
 
 class CheckedDraftingSampler(CheckedSampler):
-    """The same of a sampler that draws proposals, which are checked where they are used."""
+    """The same of a sampler that draws proposals."""
 
     _sampler: DraftingSampler
 
     def propose(self, logits: Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
-        """See the protocol."""
-        return self._sampler.propose(logits, batch, max_candidates)
+        """See the protocol. Raises PluginError for proposals that break it; their probabilities are checked in use."""
+        proposals = self._sampler.propose(logits, batch, max_candidates)
+        self._refuse("wrong proposal", _proposals_problem(proposals, len(batch), int(logits.shape[1])))
+        return proposals
 
 
 def _problem(output: Any, count: int, vocab_size: int) -> str | None:
-    offsets = getattr(output, "top_offsets", None)
+    rows = {"token_ids": np.int32, "logprobs": np.float32, "ranks": np.int32}
+    lists = {"top_ids": np.int32, "top_logprobs": np.float32}
+    return _shape_problem(output, count, "top_offsets", rows, lists) or _id_problem(
+        output, {"token_ids": -1, "top_ids": -1}, vocab_size
+    )
+
+
+def _proposals_problem(proposals: Any, count: int, vocab_size: int) -> str | None:
+    lists = {"ids": np.int32, "probabilities": np.float64}
+    return _shape_problem(proposals, count, "offsets", {"tokens": np.int32}, lists) or _id_problem(
+        proposals, {"tokens": -1, "ids": 0}, vocab_size
+    )
+
+
+def _shape_problem(
+    output: Any, count: int, bounds: str, rows: Mapping[str, type], lists: Mapping[str, type]
+) -> str | None:
+    """Of the columns with one number per row, and of those with a list per row."""
+    offsets = getattr(output, bounds, None)
     if not isinstance(offsets, np.ndarray) or offsets.shape != (count + 1,) or offsets.dtype != np.int64:
-        return f"top_offsets must be [{count + 1}] int64, got {_describe(offsets)}"
+        return f"{bounds} must be [{count + 1}] int64, got {_describe(offsets)}"
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-        return f"top_offsets must begin with 0 and never fall, got {offsets.tolist()}"
-    total = int(offsets[-1])
-    for name, length, dtype in (
-        ("token_ids", count, np.int32),
-        ("logprobs", count, np.float32),
-        ("ranks", count, np.int32),
-        ("top_ids", total, np.int32),
-        ("top_logprobs", total, np.float32),
-    ):
-        array = getattr(output, name, None)
-        if not isinstance(array, np.ndarray) or array.shape != (length,) or array.dtype != dtype:
-            return f"{name} must be [{length}] {np.dtype(dtype).name}, got {_describe(array)}"
-    for name in ("token_ids", "top_ids"):
+        return f"{bounds} must begin with 0 and never fall, got {offsets.tolist()}"
+    for columns, length in ((rows, count), (lists, int(offsets[-1]))):
+        for name, dtype in columns.items():
+            array = getattr(output, name, None)
+            if not isinstance(array, np.ndarray) or array.shape != (length,) or array.dtype != dtype:
+                return f"{name} must be [{length}] {np.dtype(dtype).name}, got {_describe(array)}"
+    return None
+
+
+def _id_problem(output: Any, smallest: Mapping[str, int], vocab_size: int) -> str | None:
+    for name, least in smallest.items():
         ids = getattr(output, name)
-        if ids.size and (ids.min() < -1 or ids.max() >= vocab_size):
-            return f"{name} must be in [-1, {vocab_size}), got {ids.min()} to {ids.max()}"
+        if ids.size and (ids.min() < least or ids.max() >= vocab_size):
+            return f"{name} must be in [{least}, {vocab_size}), got {ids.min()} to {ids.max()}"
     return None
 
 

@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,11 +14,10 @@ from torch import Tensor
 
 from deepinfer_core.frozen import freeze
 from deepinfer_core.interfaces.logits_processor import LogitsProcessor, RowContext
-from deepinfer_core.interfaces.sampler import SamplingRow
 from deepinfer_core.sampling import DefaultSampler
 from deepinfer_core.sampling.processors import with_processors
 from deepinfer_core.sampling_params import SamplingParams
-from deepinfer_core.testing.sampler import random_logits, sampling_row
+from deepinfer_core.testing.sampler import random_logits, rows_of
 from deepinfer_core.testing.suite import Suite
 
 VOCAB = 97
@@ -114,13 +114,10 @@ class LogitsProcessorSuite(Suite):
         """As the engine runs it: no row fails, and requests without it get the tokens they always got."""
         size = 10
         logits, contexts = random_logits(size, vocab=VOCAB), self.contexts(component, size)
-        plain = [sampling_row(i, logprobs=1) for i in range(size)]
-        rows = [
-            row if i % 2 else SamplingRow(row.params, row.seed, row.position, context=contexts[i])
-            for i, row in enumerate(plain)
-        ]
+        plain = rows_of([{"logprobs": 1}] * size, np.arange(size))
+        batch = attrs.evolve(plain, contexts={i: contexts[i] for i in range(0, size, 2)})
         chained = with_processors(DefaultSampler(), {"component": component})
-        expected, found = DefaultSampler().sample(logits, plain), chained.sample(logits, rows)
+        expected, found = DefaultSampler().sample(logits, plain), chained.sample(logits, batch)
         assert dict(found.errors) == {} and (found.token_ids >= 0).all()
         for i in range(1, size, 2):
             assert found.token_ids[i] == expected.token_ids[i] and found.logprobs[i] == expected.logprobs[i]

@@ -18,12 +18,12 @@ from deepinfer_core.interfaces.cache import CacheLayout, StateBuffer
 from deepinfer_core.interfaces.eplb_policy import ExpertTopology
 from deepinfer_core.interfaces.grammar import Vocabulary
 from deepinfer_core.interfaces.kv_connector import KvCaches, KvResult, KvTransfer
-from deepinfer_core.interfaces.sampler import SamplerOutput, SamplingRow
+from deepinfer_core.interfaces.sampler import Proposals, SamplerOutput, SamplingBatch
 from deepinfer_core.interfaces.scheduler_policy import SchedulerDecision, SchedulerView
 from deepinfer_core.interfaces.speculator import DraftBatch, Proposal
 from deepinfer_core.interfaces.structured_output import StructuredOutput
 from deepinfer_core.plugins import PluginManager
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.sampling import DefaultSampler, edited_logits
 from deepinfer_core.testing.checkpoints import write_toy_checkpoint
 from deepinfer_core.testing.grammar import CHOICES, make_vocabulary
 from deepinfer_core.testing.kv_connector import make_caches
@@ -44,35 +44,69 @@ def notices(test: Callable[..., object], *arguments: object) -> None:
 
 
 class FaultySampler:
-    """The default sampler, with the rows or the output of each call changed."""
+    """The default sampler, with the batch or the output of each call changed."""
 
-    def __init__(self, rows: Any = lambda rows: rows, output: Any = lambda output, logits: output) -> None:
-        self._rows, self._output, self._default = rows, output, DefaultSampler()
+    def __init__(self, batch: Any = lambda batch: batch, output: Any = lambda output, logits: output) -> None:
+        self._batch, self._output, self._default = batch, output, DefaultSampler()
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
-        result: SamplerOutput = self._output(self._default.sample(logits, self._rows(rows)), logits)
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+        result: SamplerOutput = self._output(self._default.sample(logits, self._batch(batch)), logits)
         return result
+
+
+class FaultyDrafter(FaultySampler):
+    """The same with proposals, which are changed too."""
+
+    def __init__(self, proposed: Any = lambda proposals, logits: proposals, **faults: Any) -> None:
+        super().__init__(**faults)
+        self._proposed = proposed
+
+    def propose(self, logits: Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
+        result: Proposals = self._proposed(self._default.propose(logits, self._batch(batch), max_candidates), logits)
+        return result
+
+
+class PenaltiesFirst(FaultySampler):
+    """Adds the bias after the penalties, in the rows where nothing else would show."""
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+        assert batch.penalties is not None
+        penalized = edited_logits(logits.numpy(), without("bias", "banned")(batch))
+        rows = batch.processed_logprobs[:, None]
+        edited = torch.from_numpy(np.where(rows, penalized, logits.numpy()))
+        return self._default.sample(edited, attrs.evolve(batch, penalties=np.where(rows, [1, 0, 0], batch.penalties)))
+
+
+def without(*columns: str) -> Any:
+    return lambda batch: attrs.evolve(batch, **dict.fromkeys(columns))
 
 
 def counting_seeds() -> Any:
     calls = itertools.count()
-    return lambda rows: [attrs.evolve(row, seed=row.seed + next(calls)) for row in rows]
+    return lambda batch: attrs.evolve(batch, seed=batch.seed + np.uint64(next(calls)))
 
 
-def seeds_by_place(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-    return [attrs.evolve(row, seed=row.seed + place) for place, row in enumerate(rows)]
+def seeds_by_place(batch: SamplingBatch) -> SamplingBatch:
+    return attrs.evolve(batch, seed=batch.seed + np.arange(len(batch), dtype=np.uint64))
 
 
-def without_edits(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-    return [attrs.evolve(row, edits=None) for row in rows]
+def without_filters(batch: SamplingBatch) -> SamplingBatch:
+    none = np.zeros(len(batch))
+    return attrs.evolve(batch, top_k=none.astype(np.int32), top_p=none + 1, min_p=none)
 
 
-def without_filters(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-    return [attrs.evolve(row, params=attrs.evolve(row.params, top_k=0, top_p=1.0, min_p=0.0)) for row in rows]
+def one_seed(batch: SamplingBatch) -> SamplingBatch:
+    return attrs.evolve(batch, seed=np.ones(len(batch), np.uint64))
 
 
-def one_seed(rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-    return [attrs.evolve(row, seed=1) for row in rows]
+def hottest(batch: SamplingBatch) -> SamplingBatch:
+    """Every row as hot as the hottest one."""
+    return attrs.evolve(batch, temperature=np.where(batch.temperature > 0, batch.temperature.max(initial=0), 0))
+
+
+def written_to(batch: SamplingBatch) -> SamplingBatch:
+    batch.seed[:] += np.uint64(1)
+    return batch
 
 
 def last_of_equals(output: SamplerOutput, logits: Tensor) -> SamplerOutput:
@@ -90,12 +124,13 @@ def never_failing(output: SamplerOutput, logits: Tensor) -> SamplerOutput:
 
 
 SAMPLERS = {
-    "test_a_call_leaves_no_trace": FaultySampler(rows=counting_seeds()),
-    "test_a_row_does_not_notice_its_neighbours_or_its_place": FaultySampler(rows=seeds_by_place),
-    "test_what_a_request_excludes_is_never_drawn": FaultySampler(rows=without_edits),
-    "test_seeds_and_positions_make_the_randomness": FaultySampler(rows=one_seed),
+    "test_a_call_leaves_no_trace": FaultySampler(batch=counting_seeds()),
+    "test_a_row_does_not_notice_its_neighbours_or_its_place": FaultySampler(batch=seeds_by_place),
+    "test_what_a_request_excludes_is_never_drawn": FaultySampler(batch=without("banned")),
+    "test_seeds_and_positions_make_the_randomness": FaultySampler(batch=one_seed),
     "test_greedy_is_argmax_and_ties_go_to_the_lowest_id": FaultySampler(output=last_of_equals),
     "test_logits_are_left_unchanged_and_may_be_strided": FaultySampler(output=written),
+    "test_the_batch_is_left_unchanged": FaultySampler(batch=written_to),
     "test_edits_and_logprobs_agree_with_the_default_sampler": FaultySampler(
         output=lambda output, logits: attrs.evolve(output, logprobs=output.logprobs * 2)
     ),
@@ -107,12 +142,61 @@ def test_samplers(test: str) -> None:
     notices(getattr(testing.SamplerSuite(), test), SAMPLERS[test])
 
 
-def test_samplers_that_ignore_filters_or_draw_from_nothing() -> None:
+@pytest.mark.parametrize("fault", [without("allowed"), without("masks"), without_filters])
+def test_samplers_that_draw_what_a_request_excludes(fault: Any) -> None:
+    notices(testing.SamplerSuite().test_what_a_request_excludes_is_never_drawn, FaultySampler(batch=fault))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*[FaultySampler(without(*each)) for each in (("seen", "penalties"), ("bias",), ("forced",))], PenaltiesFirst()],
+)
+def test_samplers_that_edit_otherwise(fault: FaultySampler) -> None:
+    notices(testing.SamplerSuite().test_edits_and_logprobs_agree_with_the_default_sampler, fault)
+
+
+def test_samplers_that_look_at_neighbours_or_draw_from_nothing() -> None:
     suite = testing.SamplerSuite()
-    notices(suite.test_what_a_request_excludes_is_never_drawn, FaultySampler(rows=without_filters))
+    notices(suite.test_a_row_does_not_notice_its_neighbours_or_its_place, FaultySampler(batch=hottest))
     notices(suite.test_a_row_with_nothing_to_draw_fails_alone, FaultySampler(output=never_failing), float("nan"))
+    notices(suite.test_a_row_with_nothing_to_draw_fails_alone, FaultySampler(batch=without("masks")), float("nan"))
     wrong_dtype = FaultySampler(output=lambda output, _: attrs.evolve(output, token_ids=output.token_ids.astype("i8")))
     notices(suite.test_outputs_have_one_entry_per_row, wrong_dtype, 5)
+
+
+def unsure(proposals: Proposals, logits: Tensor) -> Proposals:
+    return attrs.evolve(proposals, probabilities=proposals.probabilities * 0.5)
+
+
+def shifted(proposals: Proposals, logits: Tensor) -> Proposals:
+    return attrs.evolve(proposals, tokens=(proposals.tokens + 1) % logits.shape[1])
+
+
+OWN = "test_proposals_and_their_verification_are_their_rows_alone"
+STATED = "test_proposals_say_what_they_were_drawn_from"
+VERIFIED = "test_drafts_from_the_models_own_logits_are_accepted"
+
+
+@pytest.mark.parametrize(
+    ("test", "fault"),
+    [
+        (OWN, FaultyDrafter(batch=seeds_by_place)),
+        (OWN, FaultyDrafter(batch=counting_seeds())),
+        (STATED, FaultyDrafter(unsure)),
+        (STATED, FaultyDrafter(shifted)),
+        (STATED, FaultyDrafter(batch=without("masks"))),
+        (VERIFIED, FaultyDrafter(batch=without("proposed"))),
+        (VERIFIED, FaultyDrafter(batch=without("masks"))),
+    ],
+)
+def test_samplers_that_draw_proposals(test: str, fault: FaultyDrafter) -> None:
+    notices(getattr(testing.SamplerSuite(), test), fault, *[5] * (test == STATED))
+
+
+@pytest.mark.parametrize("test", [OWN, STATED, VERIFIED])
+def test_samplers_that_draw_none_are_not_asked_for_any(test: str) -> None:
+    with pytest.raises(pytest.skip.Exception):
+        getattr(testing.SamplerSuite(), test)(FaultySampler(), *[5] * (test == STATED))
 
 
 # -- logits processor -----------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_an_unknown_architecture_names_the_known_ones(write: Install) -> None:
 @pytest.fixture
 def device(install: Install, site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Install a backend whose probe's body is given, and a sampler so that resolving loads nothing of ours."""
-    install("sampling", "sampler", "class Thing:\n    def sample(self, logits, rows): ...\n")
+    install("sampling", "sampler", "class Thing:\n    def sample(self, logits, batch): ...\n")
 
     def run(name: str, probe: str) -> None:
         folder = install(name, "backend", BACKEND.format(label=name), extra=f'probe = "plugin_{name}.check:probe"')

@@ -14,7 +14,7 @@ from deepinfer_core.plugins.manifest import ManifestError, parse_manifest, read_
 
 GOOD = {
     "name": "x",
-    "api": ">=1.0,<2",
+    "api": ">=1.0,<3",
     "component": [{"seam": "sampler", "name": "mine", "object": "pkg.mod:Thing"}],
 }
 

@@ -14,8 +14,8 @@ import torch
 
 from deepinfer_core import LLM, SamplingParams, hookimpl
 from deepinfer_core.errors import GenerationError, PluginError
-from deepinfer_core.interfaces.sampler import DraftingSampler, SamplerOutput, SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.interfaces.sampler import DraftingSampler, Proposals, SamplerOutput
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling.checked import CheckedSampler, checked
 
 MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
@@ -100,7 +100,7 @@ GOOD = SamplerOutput(
     top_ids=np.array([3, 0], np.int32),
     top_logprobs=np.array([-0.5, -2.0], np.float32),
 )
-ROWS = [SamplingRow(SamplingParams(), seed=1, position=p) for p in (0, 1)]
+BATCH = batch_of([Drawn(), Drawn(seed=1)])
 
 
 class Returning:
@@ -109,12 +109,12 @@ class Returning:
     def __init__(self, output: Any) -> None:
         self.output = output
 
-    def sample(self, logits: Any, rows: Any) -> Any:
+    def sample(self, logits: Any, batch: Any) -> Any:
         return self.output
 
 
 def sampled(output: Any) -> Any:
-    return CheckedSampler(Returning(output)).sample(torch.zeros(2, 5), ROWS)
+    return CheckedSampler(Returning(output)).sample(torch.zeros(2, 5), BATCH)
 
 
 def test_a_good_output_passes_and_the_cores_own_sampler_is_left_alone() -> None:
@@ -144,6 +144,47 @@ def test_a_wrong_output_names_the_sampler_and_what_is_wrong(change: dict[str, An
         sampled(attrs.evolve(GOOD, **change))
 
 
+PROPOSALS = Proposals(
+    tokens=np.array([3, -1], np.int32),
+    offsets=np.array([0, 2, 2], np.int64),
+    ids=np.array([0, 3], np.int32),
+    probabilities=np.array([0.25, 0.75]),
+)
+
+
+class Proposing(Returning):
+    """The same with proposals."""
+
+    def propose(self, logits: Any, batch: Any, max_candidates: int) -> Any:
+        return self.output
+
+
+def proposed(proposals: Any) -> Any:
+    sampler = checked(Proposing(proposals))
+    assert isinstance(sampler, DraftingSampler)
+    return sampler.propose(torch.zeros(2, 5), BATCH, 2)
+
+
+def test_good_proposals_pass_and_a_sampler_without_them_gets_none() -> None:
+    assert proposed(PROPOSALS) is PROPOSALS
+    assert not isinstance(checked(Returning(GOOD)), DraftingSampler)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"tokens": np.array([3, 5], np.int32)}, "tokens must be in [-1, 5), got 3 to 5"),
+        ({"tokens": np.array([3, 0])}, "tokens must be [2] int32, got [2] int64"),
+        ({"ids": np.array([-1, 3], np.int32)}, "ids must be in [0, 5), got -1 to 3"),
+        ({"probabilities": np.ones(2, np.float32)}, "probabilities must be [2] float64, got [2] float32"),
+        ({"offsets": np.array([1, 2, 2])}, "offsets must begin with 0 and never fall, got [1, 2, 2]"),
+    ],
+)
+def test_wrong_proposals_name_the_sampler_and_what_is_wrong(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(f"Proposing returned a wrong proposal: {problem}")):
+        proposed(attrs.evolve(PROPOSALS, **change))
+
+
 def test_nothing_at_all_is_a_wrong_output() -> None:
     with pytest.raises(PluginError, match=re.escape("top_offsets must be [3] int64, got NoneType")):
         sampled(None)
@@ -156,8 +197,8 @@ def test_garbage_ends_the_requests_of_its_step_and_the_engine_goes_on() -> None:
         def __init__(self) -> None:
             self.own, self.is_well = DefaultSampler(), False
 
-        def sample(self, logits: Any, rows: Any) -> Any:
-            output = self.own.sample(logits, rows)
+        def sample(self, logits: Any, batch: Any) -> Any:
+            output = self.own.sample(logits, batch)
             return output if self.is_well else attrs.evolve(output, token_ids=output.token_ids + np.int32(10**6))
 
     moody = Moody()

@@ -60,9 +60,9 @@ class Sampler:
         self.rows: list[int] = []
         self.sampler = DefaultSampler()
 
-    def sample(self, logits: Any, rows: Any) -> Any:
-        self.rows.append(len(rows))
-        return self.sampler.sample(logits, rows)
+    def sample(self, logits: Any, batch: Any) -> Any:
+        self.rows.append(len(batch))
+        return self.sampler.sample(logits, batch)
 
 
 def llm(*plugins: object) -> LLM:

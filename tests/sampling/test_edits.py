@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from deepinfer_core import _C
 from deepinfer_core.interfaces.sampler import SamplerOutput
-from deepinfer_core.sampling import DefaultSampler, SamplingState
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling_params import SamplingParams
 
 SAMPLER = DefaultSampler(num_threads=2)
@@ -89,10 +89,8 @@ def drawn(logits: NDArray[np.float32], params: SamplingParams, seed: int, positi
 def run(
     logits: NDArray[np.float32], prompt: list[int], output: list[int], params: SamplingParams, seed: int, position: int
 ) -> SamplerOutput:
-    state = SamplingState("r", params, seed, prompt, (EOS,))
-    for token in output:
-        state.advance(token)
-    return SAMPLER.sample(torch.from_numpy(logits[None]), [state.row(position)])
+    batch = batch_of([Drawn(params, seed, prompt, output, (EOS,))])
+    return SAMPLER.sample(torch.from_numpy(logits[None]), attrs.evolve(batch, position=np.array([position])))
 
 
 tokens = st.integers(0, VOCAB - 1)
@@ -168,19 +166,16 @@ def test_a_forced_token_is_reported_with_the_logprobs_it_would_have_had(case: An
 @settings(max_examples=25)
 def test_rows_of_every_kind_in_one_batch_equal_each_alone(batch: Any, random: Any) -> None:
     """Fault 5, with every kind of edit as neighbour."""
-    rows, logits, alone = [], [], []
+    requests, logits, alone = [], [], []
     for place, (row_logits, prompt, output, params) in enumerate(batch):
         if place % 4 == 0:
             params = attrs.evolve(params, forced_token_ids=[5] * (len(output) + 1))
-        state = SamplingState("", params, place, prompt, (EOS,))
-        for token in output:
-            state.advance(token)
-        rows.append(state.row(50))
+        requests.append(Drawn(params, place, prompt, output, (EOS,)))
         logits.append(row_logits)
-        alone.append(SAMPLER.sample(torch.from_numpy(row_logits[None]), rows[-1:]))
-    order = list(range(len(rows)))
+        alone.append(SAMPLER.sample(torch.from_numpy(row_logits[None]), batch_of(requests[-1:])))
+    order = list(range(len(requests)))
     random.shuffle(order)
-    together = SAMPLER.sample(torch.from_numpy(np.stack(logits)[order]), [rows[i] for i in order])
+    together = SAMPLER.sample(torch.from_numpy(np.stack(logits)[order]), batch_of([requests[i] for i in order]))
     for place, i in enumerate(order):
         part = slice(*together.top_offsets[place : place + 2])
         assert together.token_ids[place] == alone[i].token_ids[0]
@@ -210,13 +205,10 @@ def test_a_large_row_equals_the_reference_on_every_instruction_set(isa: str) -> 
     ):
         for temperature in (0.0, 0.9):
             params = SamplingParams(temperature=temperature, top_p=0.9, logprobs=3, logprobs_mode="processed", **fields)
-            state = SamplingState("", params, 7, many.tolist(), ())
             output = rng.choice(many, 60).tolist() * 2
-            for token in output:
-                state.advance(token)
-            out = sampler.sample(torch.from_numpy(logits[None]), [state.row(9)])
+            out = sampler.sample(torch.from_numpy(logits[None]), batch_of([Drawn(params, 7, many, output)]))
             expected = edited(logits, many.tolist(), output, params)
-            assert out.token_ids.tolist() == [drawn(expected, params, 7, 9)]
+            assert out.token_ids.tolist() == [drawn(expected, params, 7, len(many) + len(output))]
             logprobs = processed_logprobs(expected, params)
             np.testing.assert_allclose(out.top_logprobs, logprobs[out.top_ids], atol=1e-4)
 

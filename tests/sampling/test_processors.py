@@ -10,12 +10,13 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from deepinfer_core.errors import RequestError
 from deepinfer_core.interfaces.logits_processor import LogitsProcessor, RowContext
-from deepinfer_core.interfaces.sampler import Sampler, SamplerOutput, SamplingRow
-from deepinfer_core.sampling import DefaultSampler, SamplingState
+from deepinfer_core.interfaces.sampler import DraftingSampler, Sampler, SamplerOutput, SamplingBatch
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling.processors import check_extra, with_processors
 from deepinfer_core.sampling_params import SamplingParams
 
@@ -52,12 +53,26 @@ def add(amount: float) -> Component:
     return Component(edit)
 
 
-def row(seed: int, extra: dict[str, Any] | None = None, output: Sequence[int] = (), **fields: Any) -> SamplingRow:
-    params = SamplingParams(**{"temperature": 0.0, **fields, "extra": extra})
-    state = SamplingState(f"request {seed}", params, seed, [1, 2, 3], is_processed=bool(extra))
-    for token in output:
-        state.advance(token)
-    return state.row(3 + len(output))
+def row(seed: int, extra: dict[str, Any] | None = None, output: Sequence[int] = (), **fields: Any) -> Drawn:
+    return Drawn(SamplingParams(**{"temperature": 0.0, **fields, "extra": extra}), seed, [1, 2, 3], output)
+
+
+def batch(*rows: Drawn) -> SamplingBatch:
+    """With a context for each row that names a component."""
+    contexts = {
+        place: RowContext(
+            f"request {row.seed}", row.params, read_only(row.prompt_token_ids), read_only(row.output_token_ids)
+        )
+        for place, row in enumerate(rows)
+        if row.params.extra
+    }
+    return attrs.evolve(batch_of(rows), contexts=contexts)
+
+
+def read_only(ids: ArrayLike) -> NDArray[np.int32]:
+    array = np.array(ids, np.int32)
+    array.flags.writeable = False
+    return array
 
 
 def logits(rows: int) -> Tensor:
@@ -80,12 +95,12 @@ def test_a_step_that_names_no_component_calls_none_and_passes_the_logits_on_unco
     seen = []
 
     class Spy:
-        def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+        def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
             seen.append(logits)
-            return PLAIN.sample(logits, rows)
+            return PLAIN.sample(logits, batch)
 
     component, given = add(1.0), logits(2)
-    with_processors(Spy(), {"a": component}).sample(given, [row(0), row(1)])
+    with_processors(Spy(), {"a": component}).sample(given, batch(row(0), row(1)))
     assert component.calls == [] and seen[0] is given
 
 
@@ -95,7 +110,7 @@ def test_each_component_is_called_once_with_the_rows_that_name_it() -> None:
     given = logits(4)
     before = given.clone()
     rows = [row(0), row(1, {"first": 5}, [7, 7]), row(2, {"second": 6, "first": 4}), row(3, {"second": 9})]
-    out = sampler.sample(given, rows)
+    out = sampler.sample(given, batch(*rows))
     assert torch.equal(given, before)
     assert out.token_ids.tolist() == [int(before[0].argmax()), 5, 4, 9]
     assert [[context.request_id for context in call] for call in first.calls] == [["request 1", "request 2"]]
@@ -116,13 +131,13 @@ def test_the_chain_runs_in_order_each_fed_by_the_one_before() -> None:
     for names, best in ((("add", "double"), 2 * 10.0), (("double", "add"), 10.0)):
         components = {name: {"add": add(10.0), "double": double}[name] for name in names}
         asked = row(0, {"add": 5, "double": None}, logprobs=0, logprobs_mode="processed")
-        out = with_processors(PLAIN, components).sample(torch.zeros(1, VOCAB), [asked])
+        out = with_processors(PLAIN, components).sample(torch.zeros(1, VOCAB), batch(asked))
         assert out.logprobs[0] == pytest.approx(best - math.log(math.exp(best) + VOCAB - 1), abs=1e-5)
 
 
 def test_a_requests_own_masks_hold_after_the_components() -> None:
     sampler = with_processors(PLAIN, {"a": add(1000.0)})
-    out = sampler.sample(logits(1), [row(0, {"a": 5}, banned_token_ids=[5])])
+    out = sampler.sample(logits(1), batch(row(0, {"a": 5}, banned_token_ids=[5])))
     assert out.token_ids[0] not in (-1, 5)
 
 
@@ -130,7 +145,7 @@ def test_raw_logprobs_are_those_of_the_model() -> None:
     sampler = with_processors(PLAIN, {"a": add(20.0)})
     given = logits(3)
     rows = [row(0, logprobs=2), row(1, {"a": 5}, logprobs=3), row(2, {"a": 6}, logprobs=1, logprobs_mode="processed")]
-    out = sampler.sample(given, rows)
+    out = sampler.sample(given, batch(*rows))
     expected = torch.log_softmax(given.double(), -1)
     assert out.token_ids[1:].tolist() == [5, 6]
     np.testing.assert_allclose(out.logprobs[1], expected[1, 5], atol=1e-5)
@@ -138,7 +153,7 @@ def test_raw_logprobs_are_those_of_the_model() -> None:
     assert out.top_ids[2:5].tolist() == expected[1].topk(3).indices.tolist()
     np.testing.assert_allclose(out.top_logprobs[2:5], expected[1].topk(3).values, atol=1e-5)
     assert out.logprobs[2] > -1e-3 and out.top_ids[5] == 6
-    alone = PLAIN.sample(given[:1], rows[:1])
+    alone = PLAIN.sample(given[:1], batch(*rows[:1]))
     assert (out.top_ids[:2] == alone.top_ids).all() and (out.top_logprobs[:2] == alone.top_logprobs).all()
 
 
@@ -159,11 +174,11 @@ def test_a_bad_answer_ends_the_rows_that_asked_and_names_the_component(edit: Any
     sampler = with_processors(PLAIN, {"bad": Component(edit), "after": after})
     given = logits(4)
     rows = [row(0, logprobs=1), row(1, {"bad": 1, "after": 1}, logprobs=1), row(2, {"bad": 1}), row(3, {"after": 2})]
-    out = sampler.sample(given, rows)
+    out = sampler.sample(given, batch(*rows))
     assert out.token_ids[[1, 2]].tolist() == [-1, -1] and sorted(out.errors) == [1, 2]
     assert words in out.errors[1] and "'bad'" in out.errors[2]
     assert [context.request_id for context in after.calls[0]] == ["request 3"]
-    fine = with_processors(PLAIN, {"after": add(1.0)}).sample(given[[0, 3]], [rows[0], rows[3]])
+    fine = with_processors(PLAIN, {"after": add(1.0)}).sample(given[[0, 3]], batch(rows[0], rows[3]))
     assert out.token_ids[[0, 3]].tolist() == fine.token_ids.tolist() and out.logprobs[0] == fine.logprobs[0]
 
 
@@ -174,7 +189,7 @@ def test_one_spoilt_row_fails_alone_and_minus_infinity_is_an_exclusion() -> None
         return logits
 
     given = logits(2)
-    out = with_processors(PLAIN, {"a": Component(edit)}).sample(given, [row(0, {"a": 1}), row(1, {"a": 1})])
+    out = with_processors(PLAIN, {"a": Component(edit)}).sample(given, batch(row(0, {"a": 1}), row(1, {"a": 1})))
     assert out.token_ids.tolist() == [-1, int(given[1].topk(2).indices[1])]
     assert list(out.errors) == [0]
 
@@ -183,7 +198,7 @@ def test_components_do_not_see_rows_that_the_model_spoilt_and_are_not_blamed() -
     component = add(1.0)
     given = logits(2)
     given[0, 4] = float("nan")
-    out = with_processors(PLAIN, {"a": component}).sample(given, [row(0, {"a": 1}), row(1, {"a": 2})])
+    out = with_processors(PLAIN, {"a": component}).sample(given, batch(row(0, {"a": 1}), row(1, {"a": 2})))
     assert out.token_ids[0] == -1 and out.errors == {}
     assert [context.request_id for context in component.calls[0]] == ["request 1"]
 
@@ -191,12 +206,24 @@ def test_components_do_not_see_rows_that_the_model_spoilt_and_are_not_blamed() -
 def test_a_row_does_not_notice_its_neighbours() -> None:
     sampler = with_processors(PLAIN, {"a": add(3.0)})
     given = logits(5)
-    rows = [row(i, {"a": i} if i % 2 else None, temperature=0.9, top_p=0.9, logprobs=2) for i in range(5)]
+    rows = batch(*[row(i, {"a": i} if i % 2 else None, temperature=0.9, top_p=0.9, logprobs=2) for i in range(5)])
     together = sampler.sample(given, rows)
     for place in range(5):
-        alone = sampler.sample(given[[place]], [rows[place]])
+        alone = sampler.sample(given[[place]], rows.select([place]))
         assert alone.token_ids[0] == together.token_ids[place] and alone.logprobs[0] == together.logprobs[place]
     assert equal(together, sampler.sample(given, rows))
+
+
+def test_proposals_are_drawn_from_processed_logits() -> None:
+    sampler = with_processors(PLAIN, {"a": add(50.0)})
+    assert isinstance(sampler, DraftingSampler)
+    spoilt = with_processors(PLAIN, {"a": Component(lambda logits, rows: logits * float("nan"))})
+    assert isinstance(spoilt, DraftingSampler)
+    rows = batch(row(0), row(1, {"a": 5}, temperature=1.0), row(2))
+    given = logits(3)
+    plain = PLAIN.propose(given, rows, 4).tokens.tolist()
+    assert sampler.propose(given, rows, 4).tokens.tolist() == [plain[0], 5, plain[2]]
+    assert spoilt.propose(given, rows, 4).tokens.tolist() == [plain[0], -1, plain[2]]
 
 
 def test_names_and_parameters_are_checked_before_a_request_is_accepted() -> None:

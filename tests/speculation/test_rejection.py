@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from deepinfer_core.errors import ConfigError
-from deepinfer_core.interfaces.sampler import LogitEdits, ProposedToken, SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.interfaces.sampler import Proposals, SamplingBatch
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.speculation.verifier import RejectionVerifier, make_verifier
 
@@ -43,15 +43,21 @@ DRAFTERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
 }
 
 
-def rows_of(params: SamplingParams, count: int = DRAWS) -> list[SamplingRow]:
+def rows_of(params: SamplingParams, count: int = DRAWS) -> SamplingBatch:
     """The same row for many seeds, with a penalty on some tokens and a ban."""
-    edits = LogitEdits(
-        presence_penalty=0.7,
-        seen_ids=np.array([1, 4], np.int32),
-        seen_counts=np.array([1, 2], np.int32),
-        banned=np.array([0], np.int32),
+    params = attrs.evolve(params, presence_penalty=0.7, banned_token_ids=[0])
+    one = batch_of([Drawn(params, 0, [7] * 14, [1, 4, 4])])
+    return attrs.evolve(one.select([0] * count), seed=np.arange(count, dtype=np.uint64))
+
+
+def proposals(tokens: Sequence[int], ids: Sequence[int], probabilities: Sequence[float]) -> Proposals:
+    """Of rows with the same candidates."""
+    return Proposals(
+        np.array(tokens, np.int32),
+        len(ids) * np.arange(len(tokens) + 1),
+        np.tile(np.array(ids, np.int32), len(tokens)),
+        np.tile(np.array(probabilities), len(tokens)),
     )
-    return [SamplingRow(params, seed, 17, edits) for seed in range(count)]
 
 
 def distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -78,6 +84,34 @@ def check(tokens: Sequence[int], expected: np.ndarray[Any, np.dtype[np.float64]]
     statistic, freedom = float(((observed - scaled) ** 2 / scaled).sum()), max(len(observed) - 1, 1)
     limit = freedom * (1 - 2 / (9 * freedom) + QUANTILE * np.sqrt(2 / (9 * freedom))) ** 3  # Wilson and Hilferty
     assert statistic < limit
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_samplers_own_proposals(setting: str, drafter: str) -> None:
+    params, sampler = SamplingParams(**SETTINGS[setting]), DefaultSampler(1)
+    model, (opinion, max_candidates) = logits_of(1), DRAFTERS[drafter]
+    batch = rows_of(params)
+    proposed = sampler.propose(opinion(model).expand(DRAWS, -1), batch, max_candidates)
+    tokens = sampler.sample(model.expand(DRAWS, -1), attrs.evolve(batch, proposed=proposed)).token_ids
+    expected, drawn_from = distribution(model, params), np.zeros(VOCAB)
+    check(tokens, expected)
+    first = slice(0, proposed.offsets[1])
+    drawn_from[proposed.ids[first]] = proposed.probabilities[first]
+    assert (tokens == proposed.tokens).mean() == pytest.approx(np.minimum(expected, drawn_from).sum(), abs=0.015)
+    if drafter == "perfect":
+        assert (tokens == proposed.tokens).all()
+
+
+def test_rows_with_and_without_proposals_in_one_batch() -> None:
+    sampler, params = DefaultSampler(1), SamplingParams()
+    batch, model = rows_of(params, 50), logits_of(1).expand(50, -1)
+    proposed = sampler.propose(model * 0.5, batch, 9)
+    some = attrs.evolve(proposed, tokens=np.where(np.arange(50) % 2, proposed.tokens, -1).astype(np.int32))
+    mixed = sampler.sample(model, attrs.evolve(batch, proposed=some)).token_ids
+    verified = sampler.sample(model, attrs.evolve(batch, proposed=proposed)).token_ids
+    plain = sampler.sample(model, batch).token_ids
+    assert mixed.tolist() == np.where(np.arange(50) % 2, verified, plain).tolist()
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -134,7 +168,8 @@ def test_two_positions_in_a_row() -> None:
     firsts, verifier, sampler = logits_of(1), RejectionVerifier(DefaultSampler(1)), DefaultSampler(1)
     seconds = torch.stack([logits_of(100 + token) for token in range(VOCAB)])
     count = DRAWS
-    rows = [[SamplingRow(params, seed, position) for seed in range(count)] for position in (5, 6)]
+    first = batch_of([Drawn(params, seed, [7] * 5) for seed in range(count)])
+    rows = [attrs.evolve(first, position=first.position + ahead) for ahead in (0, 1)]
     draft1, kept1 = verifier.draw((firsts + 0.5 * logits_of(2)).expand(count, -1), rows[0])
     draft2, kept2 = verifier.draw(seconds[draft1] * 0.7, rows[1])
     tokens = []
@@ -150,7 +185,7 @@ def test_two_positions_in_a_row() -> None:
     for token in np.bincount(tokens[0]).argsort()[-3:]:
         chosen = second[tokens[0] == token]
         params_row = attrs.evolve(params, logprobs=VOCAB, logprobs_mode="processed")
-        out = sampler.sample(seconds[token][None], [SamplingRow(params_row, 0, 6)])
+        out = sampler.sample(seconds[token][None], batch_of([Drawn(params_row)]))
         expected = np.zeros(VOCAB)
         expected[out.top_ids] = np.exp(out.top_logprobs.astype(np.float64))
         check(chosen, expected)
@@ -166,15 +201,14 @@ def test_greedy_rows_are_verified_by_the_most_likely_token() -> None:
 
 
 def test_forced_tokens_and_failed_rows_are_as_without_drafts() -> None:
-    sampler = DefaultSampler(1)
-    proposed = ProposedToken.certain(3)
-    row = SamplingRow(SamplingParams(), 1, 2, forced=9, proposed=proposed)
-    assert sampler.sample(logits_of(1)[None], [row]).token_ids.tolist() == [9]
-    assert sampler.propose(logits_of(1)[None], [row], 0)[0].token == 9  # type: ignore[union-attr]
-    spoilt = logits_of(1)[None].clone()
-    spoilt[0, 3] = float("nan")
-    assert sampler.sample(spoilt, [attrs.evolve(row, forced=None)]).token_ids.tolist() == [-1]
-    assert sampler.propose(spoilt, [attrs.evolve(row, forced=None)], 0) == [None]
+    sampler, logits = DefaultSampler(1), logits_of(1).expand(2, -1).clone()
+    logits[1, 3] = float("nan")
+    forced = batch_of([Drawn(SamplingParams(forced_token_ids=[9])), Drawn()])
+    batch = attrs.evolve(forced, proposed=proposals([3, 3], [3], [1.0]))
+    assert sampler.sample(logits, batch).token_ids.tolist() == [9, -1]
+    drawn = sampler.propose(logits, batch, 0)
+    assert drawn.tokens.tolist() == [9, -1] and drawn.offsets.tolist() == [0, 1, 1]
+    assert drawn.ids.tolist() == [9] and drawn.probabilities.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -182,14 +216,14 @@ def test_forced_tokens_and_failed_rows_are_as_without_drafts() -> None:
     [([5, 3], [0.5, 0.5], "must rise"), ([1, 2], [0.5, 0.5], "hold the proposed token 3"), ([3], [0.0], r"\(0, 1\]")],
 )
 def test_bad_proposals_are_refused(ids: list[int], probabilities: list[float], message: str) -> None:
-    proposed = ProposedToken(3, np.array(ids, np.int32), np.array(probabilities))
+    batch = attrs.evolve(batch_of([Drawn()]), proposed=proposals([3], ids, probabilities))
     with pytest.raises(ValueError, match=message):
-        DefaultSampler(1).sample(logits_of(1)[None], [SamplingRow(SamplingParams(), 1, 2, proposed=proposed)])
+        DefaultSampler(1).sample(logits_of(1)[None], batch)
 
 
 def test_a_sampler_that_draws_no_proposals_is_refused() -> None:
     class Plain:
-        def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Any: ...
+        def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Any: ...
 
     with pytest.raises(ConfigError, match="use verifier 'coupled'"):
         make_verifier("rejection", Plain())

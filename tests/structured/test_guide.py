@@ -11,8 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_core.interfaces.grammar import Vocabulary
-from deepinfer_core.sampling import SamplingState
-from deepinfer_core.sampling_params import SamplingParams
 from deepinfer_core.structured.guide import Guide, GuideContext
 
 #: Ids 0 and 1 end a sequence; 2 is special, 3 is unknown to the tokenizer; then texts.
@@ -78,20 +76,22 @@ def test_looking_ahead_changes_nothing(toys: ModuleType, drafts: list[list[int]]
             return
 
 
-def test_rows_of_drafts_are_those_of_the_drafts_accepted(toys: ModuleType) -> None:
-    def state(*committed: int) -> SamplingState:
-        made = SamplingState("", SamplingParams(), 0, [])
-        made.follow(guide(toys, "abab", "abc", "abcc"))
-        for token in committed:
+def test_masks_of_drafts_are_those_of_the_drafts_accepted(toys: ModuleType) -> None:
+    def accepted(*tokens: int) -> Guide:
+        made = guide(toys, "abab", "abc", "abcc")
+        for token in tokens:
             made.advance(token)
         return made
 
-    ahead = state(4)
-    rows = ahead.rows(1, [5, 8, 0, 4])
-    for place, committed in enumerate(([4], [4, 5], [4, 5, 8])):
-        assert bits(rows[place].mask) == bits(state(*committed).row(1 + place).mask)
-    assert rows[4].mask is None  # after an end nothing is known, and nothing is drawn
-    assert bits(ahead.row(1).mask) == bits(state(4).row(1).mask) and ahead.error is None
+    ahead, masks = accepted(4), []
+    for draft in (5, 8, 0, 4):
+        masks.append(ahead.mask())
+        ahead.advance(draft)
+    for mask, committed in zip(masks, ([4], [4, 5], [4, 5, 8]), strict=False):
+        assert bits(mask) == bits(accepted(*committed).mask())
+    assert ahead.mask() is None  # after an end nothing is known, and nothing is drawn
+    ahead.retreat(4)
+    assert bits(ahead.mask()) == bits(accepted(4).mask()) and ahead.error is None
 
 
 def test_a_committed_token_outside_the_mask_is_the_samplers_fault(toys: ModuleType) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_core.interfaces.sampler import LogitEdits, ProposedToken, SamplerOutput, SamplingRow
-from deepinfer_core.sampling import DefaultSampler, edited_logits
+from deepinfer_core.interfaces.sampler import Proposals, SamplerOutput, SamplingBatch
+from deepinfer_core.sampling import DefaultSampler, edited_logits, narrowed
 
 if TYPE_CHECKING:
     import torch
@@ -40,31 +39,24 @@ class TopNSigma:
         self._n = config.n
         self._default = DefaultSampler()
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
-        """See the protocol. What is kept becomes the row's only allowed ids.
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
+        """See the protocol. What is not kept is masked.
 
         So seeds, forced ids, logprobs and rows from which nothing can be drawn are as ever.
         """
         on_host = logits.detach().cpu()
-        return self._default.sample(on_host, self._all_narrowed(on_host, rows))
+        return self._default.sample(on_host, self._narrowed(on_host.numpy(), batch))
 
-    def propose(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], max_candidates: int
-    ) -> Sequence[ProposedToken | None]:
+    def propose(self, logits: torch.Tensor, batch: SamplingBatch, max_candidates: int) -> Proposals:
         """See ``DraftingSampler``, which a sampler need not be."""
         on_host = logits.detach().cpu()
-        return self._default.propose(on_host, self._all_narrowed(on_host, rows), max_candidates)
+        return self._default.propose(on_host, self._narrowed(on_host.numpy(), batch), max_candidates)
 
-    def _all_narrowed(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-        return [self._narrowed(values, row) for values, row in zip(logits.numpy(), rows, strict=True)]
-
-    def _narrowed(self, logits: NDArray[np.float32], row: SamplingRow) -> SamplingRow:
-        if row.params.is_greedy:
-            return row  # the largest logit is always kept
-        edited = edited_logits(logits, row)
-        values = edited[edited != -np.inf].astype(np.float64)
-        if not len(values) or not np.isfinite(values).all():
-            return row  # nothing can be drawn, as the core's sampler will report
-        kept = np.flatnonzero(edited >= values.max() - self._n * values.std())
-        edits = attrs.evolve(row.edits or LogitEdits(), allowed=kept.astype(np.int32))
-        return attrs.evolve(row, edits=edits)
+    def _narrowed(self, logits: NDArray[np.float32], batch: SamplingBatch) -> SamplingBatch:
+        edited = edited_logits(logits, batch)
+        largest = edited.max(axis=1)
+        # A greedy row keeps its largest logit anyway, and where nothing can be drawn the core's sampler says so.
+        rows = np.flatnonzero((batch.temperature > 0) & np.isfinite(largest))
+        values = edited[rows].astype(np.float64)
+        deviations = values.std(axis=1, where=values > -np.inf)
+        return narrowed(batch, rows, values >= (largest[rows] - self._n * deviations)[:, None])

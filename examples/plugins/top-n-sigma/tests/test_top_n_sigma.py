@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from deepinfer_core import LLM, SamplingParams
 from deepinfer_core.errors import DeepInferError
-from deepinfer_core.interfaces.sampler import SamplingRow
-from deepinfer_core.sampling import DefaultSampler, SamplingState
+from deepinfer_core.interfaces.sampler import SamplingBatch
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.testing import SamplerSuite
 
 MODEL = Path(__file__).parents[4] / "tests" / "data" / "v41-tiny-bf16"
@@ -27,8 +27,8 @@ class TestConformance(SamplerSuite):
     plugin = "top-n-sigma"
 
 
-def row(seed: int, position: int = 5, **fields: Any) -> SamplingRow:
-    return SamplingState("r", SamplingParams(**fields), seed, [1, 2, 3]).row(position)
+def rows(seed: int, *params: dict[str, Any]) -> SamplingBatch:
+    return batch_of([Drawn(SamplingParams(**each), seed, [1, 2, 3]) for each in params])
 
 
 def logits(seed: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ def test_what_is_drawn_is_within_n_deviations_at_any_temperature(seed: int, n: f
     values = logits(seed)
     kept = within(values, n)
     params = {"temperature": temperature, "logprobs": VOCAB, "logprobs_mode": "processed"}
-    output = TopNSigma(Config(n=n)).sample(values[None], [row(seed, **params)])
+    output = TopNSigma(Config(n=n)).sample(values[None], rows(seed, params))
     assert set(output.top_ids[output.top_logprobs > -np.inf].tolist()) == kept
     assert int(output.token_ids[0]) in kept
     expected = torch.log_softmax(values[sorted(kept)].double() / temperature, 0)
@@ -58,8 +58,8 @@ def test_what_is_drawn_is_within_n_deviations_at_any_temperature(seed: int, n: f
 @given(seed=st.integers(0, 2**32))
 def test_a_wide_band_and_greedy_rows_change_nothing(seed: int) -> None:
     values = logits(seed).expand(3, -1)
-    rows = [row(seed), row(seed, temperature=0, logprobs=3), row(seed, logprobs=2, top_p=0.5)]
-    wide, plain = TopNSigma(Config(n=100)).sample(values, rows), DefaultSampler().sample(values, rows)
+    batch = rows(seed, {}, {"temperature": 0, "logprobs": 3}, {"logprobs": 2, "top_p": 0.5})
+    wide, plain = TopNSigma(Config(n=100)).sample(values, batch), DefaultSampler().sample(values, batch)
     for field in attrs.fields(type(plain)):
         if field.name != "errors":
             assert getattr(wide, field.name).tobytes() == getattr(plain, field.name).tobytes()
@@ -71,9 +71,9 @@ def test_deviations_are_those_of_the_edited_logits() -> None:
     values[:3] = torch.tensor([30.0, 1.0, 0.5])
     sampler = TopNSigma(Config(n=0.5))
     params = {"temperature": 3, "logprobs": 3, "logprobs_mode": "processed"}
-    masked = sampler.sample(values[None], [row(1, banned_token_ids=[0], **params)])
+    masked = sampler.sample(values[None], rows(1, {"banned_token_ids": [0], **params}))
     assert int(masked.token_ids[0]) == 1
-    biased = sampler.sample(values[None], [row(1, logit_bias={7: 50}, **params)])
+    biased = sampler.sample(values[None], rows(1, {"logit_bias": {7: 50}, **params}))
     assert int(biased.token_ids[0]) == 7
 
 
