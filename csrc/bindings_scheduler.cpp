@@ -426,15 +426,6 @@ void bind_verbs(py::class_<Scheduler>& c) {
 }
 
 void bind_sampling(py::class_<Scheduler>& c) {
-  py::class_<DecodingView, std::shared_ptr<DecodingView>>(c, "Decoding", "S sequences that will decode next.")
-      .def_property_readonly("handles", view_of<int64_t>(&DecodingView::handles), "[S] int64, rising.")
-      .def_property_readonly("slots", view_of<int32_t>(&DecodingView::slots), "[S] int32 state slots.")
-      .def_property_readonly("num_tokens", view_of<int32_t>(&DecodingView::num_tokens), "[S] int32 tokens known.")
-      .def_property_readonly("newest", view_of<int32_t>(&DecodingView::newest), "[S] int32, the last of them.")
-      .def_property_readonly("room", view_of<int32_t>(&DecodingView::room),
-                             "[S] int32, drafts that can be of use: the last token needs none.")
-      .def_property_readonly("tags", view_of<int32_t>(&DecodingView::tags), "[S] int32, as in StepPlan.")
-      .def_property_readonly("temperature", view_of<double>(&DecodingView::temperature), "[S] float64.");
   c.def(
        "sampling_batch",
        [](const Scheduler& self, const std::shared_ptr<StepPlan>& plan) {

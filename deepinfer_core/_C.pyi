@@ -364,7 +364,8 @@ class Scheduler:
         """
     def draft_batch(self, handles: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], counts: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], tokens: typing.Annotated[numpy.typing.ArrayLike, numpy.int32]) -> SamplingColumns:
         """
-        What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence.
+        What the token after each sequence's newest one and so many drafts is drawn by: one row per sequence. A draft of
+        -1 is none, and counts as nothing.
         """
     def explain(self, handle: typing.SupportsInt | typing.SupportsIndex) -> str:
         """

@@ -179,9 +179,7 @@ class LLM:
     ) -> RequestOutput | None:
         """Queue a request, whose outputs come to the mailbox; its output if it is refused."""
         try:
-            mailbox.post(
-                self.engine.make_request(request_id, prompt, params, stream=stream, sink=mailbox.put)
-            )
+            mailbox.post(self.engine.make_request(request_id, prompt, params, stream=stream, sink=mailbox.put))
         except RequestError as error:
             text = prompt if isinstance(prompt, str) else None
             n = params.n if isinstance(params, SamplingParams) else 1

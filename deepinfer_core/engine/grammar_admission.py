@@ -111,7 +111,6 @@ class GrammarAdmission:
             return self._engine
 
 
-
 @attrs.frozen(eq=False)
 class AwaitedGrammar:
     """A grammar that a request waits for; see :class:`deepinfer_core.engine.admission.Awaited`."""

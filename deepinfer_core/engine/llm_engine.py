@@ -66,9 +66,7 @@ class LLMEngine:
         grammars = GrammarAdmission(
             self.manager, self.tokenizer, vocab_size, self.eos_token_ids, config.grammar, self.bell.ring
         )
-        self.core = EngineCore(
-            config, self.worker, self.hooks, grammars, self.tokenizer, self.manager.blame, self.bell
-        )
+        self.core = EngineCore(config, self.worker, self.hooks, grammars, self.tokenizer, self.manager.blame, self.bell)
         drafting = self.core.drafting
         self.stats = self.core.stats = StatsLogger(
             enabled=not config.disable_log_stats,

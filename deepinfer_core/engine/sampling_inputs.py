@@ -28,9 +28,7 @@ _SPECIAL = Tag.GUIDED | Tag.PROCESSED
 class SamplingInputs:
     """Makes batches for the sampler. A sequence without a grammar and without logits processors costs no Python."""
 
-    def __init__(
-        self, scheduler: _C.Scheduler, completions: Mapping[int, Completion], accounting: Accounting
-    ) -> None:
+    def __init__(self, scheduler: _C.Scheduler, completions: Mapping[int, Completion], accounting: Accounting) -> None:
         self._scheduler = scheduler
         self._completions = completions
         self._accounting = accounting
@@ -54,9 +52,7 @@ class SamplingInputs:
             for ahead in range(count + 1):
                 yield int(firsts[index]) + ahead, completion, drafts[:ahead]
 
-    def drafts(
-        self, handles: NDArray[np.int64], tags: NDArray[np.int32], drafts: NDArray[np.int32]
-    ) -> SamplingBatch:
+    def drafts(self, handles: NDArray[np.int64], tags: NDArray[np.int32], drafts: NDArray[np.int32]) -> SamplingBatch:
         """For the token that follows ``drafts [S, B]`` of each sequence."""
         counts = np.full(len(handles), drafts.shape[1], np.int32)
         columns = self._scheduler.draft_batch(handles, counts, drafts).columns()

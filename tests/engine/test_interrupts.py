@@ -88,9 +88,7 @@ def check(engine: LLMEngine, outputs: list[RequestOutput]) -> None:
     """One terminal output per request, whole streams, nothing held."""
     terminal = Counter(output.request_id for output in outputs if output.finished)
     assert terminal == dict.fromkeys(REQUESTS, 1), terminal
-    ends = Counter(
-        (output.request_id, piece.index) for output in outputs for piece in output.outputs if piece.finished
-    )
+    ends = Counter((output.request_id, piece.index) for output in outputs for piece in output.outputs if piece.finished)
     assert set(ends.values()) == {1}
     engine.core.release()
     scheduler = engine.scheduler

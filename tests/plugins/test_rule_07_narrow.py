@@ -221,7 +221,7 @@ def test_a_sampler_derived_from_the_cores_is_checked_too() -> None:
             return attrs.evolve(output, token_ids=np.full_like(output.token_ids, 10**6))
 
     with pytest.raises(PluginError, match=r"Derived returned a wrong output: token_ids must be in \[-1, 5\)"):
-        checked(Derived()).sample(torch.zeros(2, 5), ROWS)
+        checked(Derived()).sample(torch.zeros(2, 5), BATCH)
     assert isinstance(checked(Derived()), DraftingSampler), "it still draws drafts"
     params, pieces = attrs.evolve(PARAMS, extra={}), []
     with LLM(MODEL, plugins=[Derived()], num_pages=8, disable_log_stats=True) as llm:
