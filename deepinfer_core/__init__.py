@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepinfer_core.arg_utils import EngineArgs
+    from deepinfer_core.async_llm import AsyncLLM
     from deepinfer_core.hookspecs import hookimpl
     from deepinfer_core.interfaces.structured_output import StructuredOutput
     from deepinfer_core.llm import LLM
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
     "Logprob",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "llm",
+    "AsyncLLM": "async_llm",
     "CompletionOutput": "outputs",
     "EngineArgs": "arg_utils",
     "Logprob": "outputs",

@@ -147,9 +147,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if it has none."""
-        if self.engine.tokenizer is None:
-            raise RequestError("this checkpoint has no tokenizer; give one with tokenizer=FOLDER")
-        return self.engine.tokenizer
+        return self.engine.require_tokenizer()
 
     def get_metrics(self) -> dict[str, Any]:
         """Statistics of the engine so far."""

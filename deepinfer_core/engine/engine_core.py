@@ -21,7 +21,7 @@ from deepinfer_core.engine.output_processor import OutputProcessor
 from deepinfer_core.engine.prompt_scoring import StepScores, score_rows, take_scores
 from deepinfer_core.engine.request import Completion, Ending, Request, Tag
 from deepinfer_core.engine.sampling_inputs import SamplingInputs
-from deepinfer_core.errors import GenerationError
+from deepinfer_core.errors import GenerationError, RequestError
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
@@ -77,7 +77,9 @@ class EngineCore:
         self.bell = bell
         self.gate = AdmissionGate()
         self.requests: dict[str, Request] = {}
-        """Those accepted whose last output is still to come, by id."""
+        """Those taken in whose last output is still to come, by id."""
+        self.ids: dict[str, Request] = {}
+        """Who has which id, from :meth:`add` on; any thread asks and takes with one call."""
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._blame = blame
@@ -113,9 +115,16 @@ class EngineCore:
     # -- the inbox, for any thread ----------------------------------------------------------------
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Take in requests of which nobody else has the id."""
-        self._inbox.extend(requests)
-        self.bell.ring()
+        """Take in requests. Raises RequestError for an id that a live one has, with none of them kept from there on."""
+        try:
+            for request in requests:
+                if self.ids.setdefault(request.request_id, request) is not request:
+                    raise RequestError(
+                        f"request {request.request_id!r}: a request with this id is still alive; choose another id"
+                    )
+                self._inbox.append(request)
+        finally:
+            self.bell.ring()
 
     def abort(self, request_ids: Iterable[str] | None) -> None:
         """End requests (None: all) with finish reason ``abort``, in any state; unknown and ended ones are ignored."""
@@ -142,7 +151,7 @@ class EngineCore:
 
     def explain(self, request_id: str) -> str | None:
         """Why a request is not running, or how far it is; None for an unknown one."""
-        request = self.requests.get(request_id)
+        request = self.ids.get(request_id)
         if request is None:
             return None
         waiting = self.gate.explain(request_id)
@@ -233,6 +242,7 @@ class EngineCore:
 
     def _submit(self, request: Request) -> None:
         """Give a request to the scheduler; a second time changes nothing."""
+        self.requests[request.request_id] = request
         completions, params = request.completions, request.params
         is_held = params.structured is not None
         handle = self.scheduler.find(request.request_id) or self.scheduler.submit(
@@ -441,6 +451,7 @@ class EngineCore:
         self.stats.finished(self._outputs.metrics(request, is_finished=True), longest)
         for completion in request.completions:
             self._completions.pop(completion.handle, None)
+        self.ids.pop(request.request_id, None)
         del self.requests[request.request_id]
 
     def _tell(self) -> None:

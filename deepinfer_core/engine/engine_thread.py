@@ -40,16 +40,20 @@ class EngineThread:
         self._thread: threading.Thread | None = None
         self._is_closing = False
         self._sinks: dict[str, Request] = {}
+        """Requests whose last output is not delivered, by id."""
         self.listeners: dict[int, Listener] = {}
         """By an id of their own, what is told of a failed step; each says whether somebody heard it."""
         self._at_exit = _close_at_exit(self)
 
     def submit(self, requests: list[Request]) -> None:
-        """Queue requests made with a sink. Raises RuntimeError once closing has begun."""
+        """Queue requests made with a sink. Raises RequestError for an id that a live one has, RuntimeError once closing
+        has begun.
+        """
         if self._is_closing:
             raise RuntimeError("this engine is closed; make a new one")
         for request in requests:
-            self._sinks[request.request_id] = request
+            # Before it is submitted, for its first output may come at once. Of two with one id, submit() refuses one.
+            self._sinks.setdefault(request.request_id, request)
         self._engine.submit(requests)
         if self._thread is None:
             self._start()

@@ -104,18 +104,15 @@ class LLMEngine:
         stream: bool = False,
         sink: Callable[[RequestOutput], object] | None = None,
     ) -> Request:
-        """A request whose id is taken from now on, for :meth:`submit`. Raises RequestError if it could never be served.
+        """A request for :meth:`submit`, which nobody knows yet. Raises RequestError if it could never be served.
 
         stream: report what each step adds; otherwise only the final output, whole. sink: where its outputs go; None:
         to whoever calls :meth:`step`.
         """
-        request = self.input_processor.process(request_id, prompt, params, stream=stream, sink=sink)
-        if self.core.requests.setdefault(request_id, request) is not request:
-            raise RequestError(f"request {request_id!r}: a request with this id is still alive; choose another id")
-        return request
+        return self.input_processor.process(request_id, prompt, params, stream=stream, sink=sink)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests made by :meth:`make_request`."""
+        """Queue requests made by :meth:`make_request`. Raises RequestError for an id that a live one has."""
         self.core.add(requests)
 
     def add_request(
@@ -165,6 +162,12 @@ class LLMEngine:
         if text is None:
             raise RequestError(f"there is no unfinished request {request_id!r}")
         return text
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError if it has none."""
+        if self.tokenizer is None:
+            raise RequestError("this checkpoint has no tokenizer; give one with tokenizer=FOLDER")
+        return self.tokenizer
 
     # -- start and end ----------------------------------------------------------------------------
 
