@@ -67,7 +67,6 @@ class AsyncLLM:
 
         name = f"async-{next(self._ids)}" if request_id is None else request_id
 
-
         def begin() -> None:
             self._thread.submit([self.engine.make_request(name, prompt, sampling_params, stream=True, sink=put)])
 

@@ -135,14 +135,6 @@ class SpeculationMetrics:
     drafted_by_depth: list[int] = attrs.field(factory=list)
     accepted_by_depth: list[int] = attrs.field(factory=list)
 
-    def add(self, num_drafts: int, num_accepted: int) -> None:
-        """One verification."""
-        self.num_verifications += 1
-        for counts, count in ((self.drafted_by_depth, num_drafts), (self.accepted_by_depth, num_accepted)):
-            counts += [0] * (num_drafts - len(counts))
-            for depth in range(count):
-                counts[depth] += 1
-
     def add_counts(self, num_verifications: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """Several verifications: how many, and their drafts by depth."""
         self.num_verifications += num_verifications

@@ -177,11 +177,12 @@ def test_nothing_is_drafted_after_a_token_that_ends_the_request(make_llm: Callab
     llm = make_llm(5, fake=True)
     speculator.guess = lambda tokens: [3, 7, 4, 4, 4]
     seen: list[list[int]] = []
-    llm.engine.scheduler, kept = _Recording(llm.engine.scheduler, seen), llm.engine.scheduler
+    core = llm.engine.core
+    core.scheduler, kept = _Recording(core.scheduler, seen), core.scheduler
     try:
         llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=6, stop_token_ids=[7]), use_tqdm=False)
     finally:
-        llm.engine.scheduler = kept
+        core.scheduler = kept
     assert [3, 7] in seen and all(drafts in ([3, 7], [3]) for drafts in seen)
 
 
@@ -191,9 +192,11 @@ class _Recording:
     def __init__(self, scheduler: Any, seen: list[list[int]]) -> None:
         self._scheduler, self._seen = scheduler, seen
 
-    def schedule(self, drafts: dict[int, list[int]]) -> Any:
-        self._seen += drafts.values()
-        return self._scheduler.schedule(drafts)
+    def schedule(self, drafts: Any, now: float) -> Any:
+        if drafts is not None:
+            _, counts, tokens = drafts
+            self._seen += [row[:count].tolist() for row, count in zip(tokens, counts.tolist(), strict=True) if count]
+        return self._scheduler.schedule(drafts, now)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)

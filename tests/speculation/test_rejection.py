@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -58,6 +59,23 @@ def proposals(tokens: Sequence[int], ids: Sequence[int], probabilities: Sequence
         np.tile(np.array(ids, np.int32), len(tokens)),
         np.tile(np.array(probabilities), len(tokens)),
     )
+
+
+def verifying(
+    verifier: RejectionVerifier, batch: SamplingBatch, drafts: Any, proposed: Proposals | None
+) -> SamplingBatch:
+    """The rows that decide about one draft of each sequence."""
+    count = len(batch)
+    drafts = np.broadcast_to(np.asarray(drafts, np.int32), count)
+    plan: Any = SimpleNamespace(
+        num_drafts=np.ones(count, np.int32),
+        samples=np.ones(count, bool),
+        query_offsets=2 * np.arange(count + 1, dtype=np.int32),
+        token_ids=np.stack([np.zeros(count, np.int32), drafts], axis=1).reshape(-1),
+    )
+    both = batch.select(np.repeat(np.arange(count), 2))
+    ready = verifier.verifying(both, plan, np.arange(count), [] if proposed is None else [proposed])
+    return ready.select(2 * np.arange(count))
 
 
 def distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -122,17 +140,14 @@ def test_one_draft(setting: str, drafter: str) -> None:
     verifier = RejectionVerifier(DefaultSampler(1), max_candidates=max_candidates)
     rows = rows_of(params)
     drafts, proposed = verifier.draw(opinion(model).expand(DRAWS, -1), rows)
-    verifying = [
-        verifier.rows([row, row], [draft], [each])[0]
-        for row, draft, each in zip(rows, drafts.tolist(), proposed, strict=True)
-    ]
-    tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying).token_ids
+    tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying(verifier, rows, drafts, proposed)).token_ids
     expected = distribution(model, params)
     check(tokens, expected)
     accepted = (tokens == drafts).mean()
     drawn_from = np.zeros(VOCAB)
-    first = next(each for each in proposed if each is not None)
-    drawn_from[first.token_ids] = first.probabilities
+    assert proposed is not None
+    first = slice(0, proposed.offsets[1])
+    drawn_from[proposed.ids[first]] = proposed.probabilities[first]
     assert accepted == pytest.approx(np.minimum(expected, drawn_from).sum(), abs=0.015)
     if drafter == "perfect":
         assert accepted == 1.0
@@ -143,10 +158,10 @@ def test_drafts_come_from_the_distribution_they_state() -> None:
     drafts, proposed = RejectionVerifier(DefaultSampler(1), max_candidates=9).draw(
         model.expand(DRAWS, -1), rows_of(params)
     )
-    first = proposed[0]
-    assert first is not None and len(first.token_ids) == 9 and first.probabilities.sum() == pytest.approx(1)
+    assert proposed is not None and proposed.offsets[1] == 9
     stated = np.zeros(VOCAB)
-    stated[first.token_ids] = first.probabilities
+    stated[proposed.ids[:9]] = proposed.probabilities[:9]
+    assert stated.sum() == pytest.approx(1)
     check(drafts, stated)
 
 
@@ -156,8 +171,7 @@ def test_a_draft_that_was_certain() -> None:
     verifier, rows = RejectionVerifier(DefaultSampler(1)), rows_of(params)
     expected = distribution(model, params)
     for draft in (int(expected.argmax()), int(expected.argsort()[-5]), 0):
-        verifying = [verifier.rows([row, row], [draft], [])[0] for row in rows]
-        tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying).token_ids
+        tokens = DefaultSampler(1).sample(model.expand(DRAWS, -1), verifying(verifier, rows, draft, None)).token_ids
         check(tokens, expected)
         assert (tokens == draft).mean() == pytest.approx(expected[draft], abs=0.015)
 
@@ -177,8 +191,7 @@ def test_two_positions_in_a_row() -> None:
         (rows[0], draft1, kept1, firsts.expand(count, -1)),
         (rows[1], draft2, kept2, seconds[draft1]),
     ):
-        verifying = [verifier.rows([r, r], [d], [k])[0] for r, d, k in zip(row, draft.tolist(), kept, strict=True)]
-        tokens.append(sampler.sample(logits, verifying).token_ids)
+        tokens.append(sampler.sample(logits, verifying(verifier, row, draft, kept)).token_ids)
     accepted = tokens[0] == draft1
     plain = sampler.sample(seconds[tokens[0]], rows[1]).token_ids  # the next step's, where the first was rejected
     second = np.where(accepted, tokens[1], plain)
@@ -193,11 +206,11 @@ def test_two_positions_in_a_row() -> None:
 
 def test_greedy_rows_are_verified_by_the_most_likely_token() -> None:
     model, params = logits_of(1), SamplingParams(temperature=0)
-    verifier, row = RejectionVerifier(DefaultSampler(1)), rows_of(params, 1)[0]
-    best = int(DefaultSampler(1).sample(model[None], [row]).token_ids[0])
+    verifier, row = RejectionVerifier(DefaultSampler(1)), rows_of(params, 1)
+    best = int(DefaultSampler(1).sample(model[None], row).token_ids[0])
     for draft in range(VOCAB):
-        verifying = verifier.rows([row, row], [draft], [None])
-        assert DefaultSampler(1).sample(model.expand(2, -1), verifying).token_ids.tolist() == [best, best]
+        ready = verifying(verifier, row, draft, None)
+        assert DefaultSampler(1).sample(model[None], ready).token_ids.tolist() == [best]
 
 
 def test_forced_tokens_and_failed_rows_are_as_without_drafts() -> None:

@@ -30,7 +30,7 @@ def settle(compiler: GrammarCompiler, *compilations: Compilation) -> None:
     for each in compilations:
         while not each.is_done:
             assert time.monotonic() < end, "never compiled"
-            compiler.wait([each], 1)
+            time.sleep(0.001)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ class Engine:
 compiler = GrammarCompiler(Engine(), "toy", lambda: None, GrammarConfig(timeout_seconds=0.01))
 compilation = compiler.submit(StructuredOutput(choice=["a"]))
 while not compilation.is_overdue:
-    compiler.wait([compilation], 0.01)
+    time.sleep(0.01)
     compiler.check()
 compiler.close()
 print("over")
@@ -179,3 +179,13 @@ print("over")
 def test_a_compilation_that_never_ends_does_not_keep_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "over\n")
+
+
+def test_whoever_waits_is_told(make: Any, toys: ModuleType) -> None:
+    engine, rung = toys.TextsEngine(), threading.Event()
+    compiler = GrammarCompiler(engine, "toy", lambda: VOCABULARY, GrammarConfig(), notify=rung.set)
+    waited = compiler.submit(choice("wait"))
+    assert not rung.wait(0.05)
+    engine.gate.set()
+    assert rung.wait(60) and waited.is_done
+    compiler.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -100,34 +101,43 @@ def test_each_request_equals_itself_alone_beside_others_and_preempted(start: Sta
 def test_others_go_on_while_one_waits_for_its_grammar(start: Start, toys: ModuleType) -> None:
     engine = toys.TextsEngine()
     llm = start(engine)
-    llm.engine.add_request("held", "Hello", params("wait"))
-    assert "waiting for its choice to be compiled" in llm.engine.explain("held")
-    with pytest.raises(RequestError, match="'held': a request with this id is still alive"):
-        llm.engine.add_request("held", "Hello", free())
+    done: list[RequestOutput] = []
+    waiting = threading.Thread(target=lambda: done.extend(run(llm, params("wait"))))
+    waiting.start()
+    while not engine.compiled:
+        assert waiting.is_alive()
+    (held,) = llm.engine.core.ids
+    assert "waiting for its choice to be compiled" in llm.engine.explain(held)
+    with pytest.raises(RequestError, match=f"'{held}': a request with this id is still alive"):
+        llm.engine.add_request(held, "Hello", free())
     assert [output.finish_reason for output in only(run(llm, free(), params("red")))] == ["length", "stop"]
-    assert llm.engine.has_unfinished_requests()
+    assert llm.engine.has_unfinished_requests() and not done
     engine.gate.set()
-    outputs: list[RequestOutput] = []
-    while llm.engine.has_unfinished_requests():
-        llm.engine.wait()
-        outputs += llm.engine.step()
-    assert [(output.request_id, output.outputs[0].text) for output in outputs] == [("held", "wait")]
+    waiting.join(60)
+    assert [output.outputs[0].text for output in done] == ["wait"]
 
 
 def test_what_is_compiled_together_starts_in_the_order_of_arrival(start: Start, toys: ModuleType) -> None:
     engine = toys.TextsEngine()
     llm = start(engine, max_num_seqs=1)
     names = ["wait b", "wait a", "wait c"]
-    for name in names:
-        llm.engine.add_request(name, "Hello", params(name))
+    order: list[str] = []
+    core = llm.engine.core
+
+    def compiled() -> bool:
+        return len(core.gate) == 3 and all(awaited.is_ready for _, awaited in core.gate._waiting.values())
+
+    requests = [
+        llm.engine.make_request(name, "Hello", params(name), sink=lambda output: order.append(output.request_id))
+        for name in names
+    ]
+    core.add(requests)
+    core._take_in()  # nobody steps yet
     engine.gate.set()
-    waiting = llm.engine._grammars._waiting
-    while not all(compilation.is_done for _, compilation in waiting.values()):
-        llm.engine.wait()
-    order = []
+    while not compiled():
+        time.sleep(0.001)
     while llm.engine.has_unfinished_requests():
-        llm.engine.wait()
-        order += [output.request_id for output in llm.engine.step() if output.finished]
+        order += [output.request_id for output in llm.engine.step()]
     assert order == names
 
 

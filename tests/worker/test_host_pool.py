@@ -11,14 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from deepinfer_core import _C, LLM, SamplingParams
 from deepinfer_core.errors import PluginError
-from deepinfer_core.interfaces.sampler import SamplingRow
-from deepinfer_core.sampling import DefaultSampler
+from deepinfer_core.sampling import DefaultSampler, Drawn, batch_of
 from deepinfer_core.worker.host_pool import new_host_pool
 from deepinfer_kernels import _cpu, cpu, ops
 from deepinfer_kernels.weights import DenseWeight
@@ -70,7 +70,7 @@ def linear(rows: int = 256) -> torch.Tensor:
 def draw(sampler: Any, rows: int = 6) -> list[np.ndarray[Any, Any]]:
     """A call of the sampler that is worth several threads."""
     logits = torch.randn(rows, 50_000, generator=torch.Generator().manual_seed(1))
-    output = sampler.sample(logits, [SamplingRow(SamplingParams(logprobs=3), seed=i, position=9) for i in range(rows)])
+    output = sampler.sample(logits, batch_of([Drawn(SamplingParams(logprobs=3), i, [1] * 9) for i in range(rows)]))
     return [output.token_ids, output.logprobs, output.ranks, output.top_ids, output.top_logprobs]
 
 
@@ -270,10 +270,10 @@ def test_callers_at_once_share_a_pool_and_nobody_waits_for_ever() -> None:
 
 def test_what_a_row_throws_reaches_the_caller_and_the_pool_goes_on() -> None:
     sampler, logits = DefaultSampler(), torch.zeros(4, 50_000)
-    good = [SamplingRow(SamplingParams(), seed=i, position=0) for i in range(4)]
+    good = batch_of([Drawn(SamplingParams(), i) for i in range(4)])
     with _C.HostPool(2):
         with pytest.raises(ValueError, match="position must be >= 0, got -1"):
-            sampler.sample(logits, [*good[:3], SamplingRow(SamplingParams(), seed=0, position=-1)])
+            sampler.sample(logits, attrs.evolve(good, position=np.array([0, 0, 0, -1])))
         assert len(sampler.sample(logits, good).token_ids) == 4
 
 
@@ -309,9 +309,9 @@ def test_a_step_runs_on_its_engines_threads_whichever_thread_calls() -> None:
     class Looking(DefaultSampler):
         seam, name = "sampler", "looking"
 
-        def sample(self, logits: Any, rows: Any) -> Any:
+        def sample(self, logits: Any, batch: Any) -> Any:
             seen.append((threading.get_ident(), cpu.get_num_threads()))
-            return super().sample(logits, rows)
+            return super().sample(logits, batch)
 
     with LLM(MODEL, plugins=[Looking()], num_threads=3, num_pages=8, disable_log_stats=True) as engine:
         generate(engine)
