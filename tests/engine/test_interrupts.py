@@ -115,7 +115,7 @@ def places(make_engine: MakeEngine) -> Iterator[Callable[[str], list[tuple[str, 
 
     def lines(overlap: str) -> list[tuple[str, int]]:
         if overlap not in found:
-            engine = make_engine(overlap=overlap)
+            engine = make_engine(overlap=overlap, speculate="off" if overlap == "on" else "auto")
             run(engine, Injector())  # what is made once is made
             injector = Injector()
             outputs, failures = run(engine, injector)
@@ -132,7 +132,7 @@ def places(make_engine: MakeEngine) -> Iterator[Callable[[str], list[tuple[str, 
 def test_a_step_broken_off_at_any_line_loses_nobody(
     make_engine: MakeEngine, places: Any, kind: type[BaseException], overlap: str
 ) -> None:
-    engine = make_engine(overlap=overlap)
+    engine = make_engine(overlap=overlap, speculate="off" if overlap == "on" else "auto")
     expected = texts(run(engine, Injector())[0])
     lines = places(overlap)
     assert len(lines) > 300, "the scenario goes through all stages"
