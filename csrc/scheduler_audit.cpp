@@ -213,7 +213,10 @@ void Scheduler::audit_progress(const Sequence& sequence) const {
   const std::string name = name_of(sequence);
   const auto held = static_cast<int64_t>(sequence.pages.size());
   // Of the pending tokens all but the newest may be in flight themselves.
-  const int64_t computable = sequence.num_tokens() + std::max<int64_t>(sequence.num_pending() - 1, 0);
+  // One that has ended may have rows for tokens that it was never given.
+  const int64_t computable = sequence.finished()
+                                 ? sequence.num_scheduled()
+                                 : sequence.num_tokens() + std::max<int64_t>(sequence.num_pending() - 1, 0);
   if (sequence.num_scheduled() - sequence.drafts_in_flight() > computable || sequence.num_computed() < 0 || sequence.drafts_in_flight() < 0 ||
       sequence.in_flight() < sequence.drafts_in_flight() || sequence.num_pending() < 0 ||
       sequence.num_pending() > static_cast<int64_t>(outstanding_.size())) {

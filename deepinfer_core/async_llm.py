@@ -87,7 +87,7 @@ class AsyncLLM:
             self._thread.listeners.pop(id(arrived), None)
             if not finished:
                 # Now, or when it has begun; a refused one's id is somebody else's.
-                begun.add_done_callback(lambda done: done.exception() or self.abort(name))
+                begun.add_done_callback(lambda done: None if done.exception() else self.abort(name))
 
     def abort(self, request_ids: str | Iterable[str] | None = None) -> None:
         """End requests (None: all) early; their last outputs come with finish reason ``abort``."""

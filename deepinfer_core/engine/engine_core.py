@@ -208,6 +208,7 @@ class EngineCore:
             raise
 
     def _advance(self) -> None:
+        begin = time.monotonic()
         self._take_in()
         self._admit()
         if not self._flights:
@@ -216,12 +217,14 @@ class EngineCore:
             self._draw()
         if self._flights and self._may_plan_ahead:
             self._launch()
-        num_tokens = 0
+        num_tokens, device_seconds = 0, 0.0
         if self._flights:
+            run = self._flights[0].run
             num_tokens = self._account()
+            device_seconds = run.seconds
             self._draw()
         self._report()
-        self._note(num_tokens)
+        self._note(num_tokens, time.monotonic() - begin, device_seconds)
 
     @property
     def _may_plan_ahead(self) -> bool:
@@ -317,12 +320,14 @@ class EngineCore:
         try:
             if self.hooks.post_schedule is not None:
                 self.hooks.post_schedule(plan)
-            with self.stats.phase("launch"):
-                self._flights.append(_Flight(plan, self.worker.launch(plan)))
         except Exception as error:
-            # The device has nothing of this plan, and whoever is before it is not concerned.
             self._end_plan(plan, error)
             raise
+        with self.stats.phase("launch"):
+            try:
+                self._flights.append(_Flight(plan, self.worker.launch(plan)))
+            except Exception as error:
+                self._step_failed(plan, error)
 
     def _draw(self) -> None:
         """Say by what the oldest step draws its tokens, which depends on all that are accounted."""
@@ -350,11 +355,7 @@ class EngineCore:
             with self.stats.phase("wait"):
                 result = flight.run.wait()
         except Exception as error:
-            self._blame(error)
-            logger.exception("a step failed; its %d sequences end with an error", plan.num_seqs)
-            self._drop_flights(error)
-            if self.hooks.on_error is not None:
-                self.hooks.on_error(None, error)
+            self._step_failed(plan, error)
             return 0
         with self.stats.phase("account"):
             if self._kv_hooks.is_active:
@@ -374,11 +375,14 @@ class EngineCore:
             self._call_kv_hooks(plan)
         return num_tokens
 
-    def _drop_flights(self, error: BaseException) -> None:
-        """The oldest step has failed: its sequences end, and those of one begun behind it compute it again."""
-        if self._flights:
-            self._end_plan(self._flights[0].plan, error)
+    def _step_failed(self, plan: _C.StepPlan, error: Exception) -> None:
+        """Its sequences end; those of another one that is under way compute it again."""
+        self._blame(error)
+        logger.error("a step failed; its %d sequences end with an error", plan.num_seqs, exc_info=error)
+        self._end_plan(plan, error)
         self._abandon()
+        if self.hooks.on_error is not None:
+            self.hooks.on_error(None, error)
 
     def _end_plan(self, plan: _C.StepPlan, error: BaseException) -> None:
         for handle in plan.handles.tolist():
@@ -389,9 +393,8 @@ class EngineCore:
         it runs.
         """
         if self._flights and isinstance(failure, Exception):
-            self._drop_flights(failure)
-        else:
-            self._abandon()
+            self._end_plan(self._flights[0].plan, failure)
+        self._abandon()
         self._accounting.distrust()
         self._failure = None
 
@@ -471,7 +474,7 @@ class EngineCore:
         self._handed, self._outbox = self._outbox, {}
         return list(self._handed.values())
 
-    def _note(self, num_tokens: int) -> None:
+    def _note(self, num_tokens: int, seconds: float, device_seconds: float) -> None:
         scheduler = self.scheduler
         prefilled, self._num_prefilled = self._num_prefilled, 0
         self.stats.step(
@@ -481,6 +484,8 @@ class EngineCore:
             waiting=scheduler.num_waiting,
             used_pages=scheduler.num_pages - 1 - scheduler.num_free_pages,
             total_pages=scheduler.num_pages - 1,
+            seconds=seconds,
+            device_seconds=device_seconds,
         )
 
     # -- hooks about keys and values --------------------------------------------------------------

@@ -20,6 +20,7 @@ from deepinfer_core.model_loader.resolve import open_model
 from deepinfer_core.plugins.banner import show_banner
 from deepinfer_core.plugins.manager import PluginManager
 from deepinfer_core.tokenizer import Tokenizer, load_tokenizer
+from deepinfer_core.trace import ChromeTrace
 
 if TYPE_CHECKING:
     from deepinfer_core import _C
@@ -68,11 +69,13 @@ class LLMEngine:
         )
         self.core = EngineCore(config, self.worker, self.hooks, grammars, self.tokenizer, self.manager.blame, self.bell)
         drafting = self.core.drafting
+        self._trace = self.worker.trace = None if config.trace is None else ChromeTrace(config.trace)
         self.stats = self.core.stats = StatsLogger(
             enabled=not config.disable_log_stats,
             interval_seconds=config.log_stats_interval,
             extra_metrics=self.hooks.build_extra_metrics_log,
             speculation=None if drafting is None else drafting.statistics,
+            trace=self._trace,
         )
         self.input_processor = InputProcessor(
             tokenizer=self.tokenizer,
@@ -177,7 +180,11 @@ class LLMEngine:
 
     def close(self) -> list[RequestOutput]:
         """End all requests, and free weights, caches and threads; returns the last outputs."""
-        outputs = self.core.close()
+        try:
+            outputs = self.core.close()
+        finally:
+            if self._trace is not None:
+                self._trace.close()
         del self.worker, self.core.worker
         return outputs
 

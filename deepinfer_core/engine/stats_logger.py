@@ -14,6 +14,7 @@ import attrs
 if TYPE_CHECKING:
     from deepinfer_core.outputs import RequestMetrics
     from deepinfer_core.speculation.statistics import SpeculationStatistics
+    from deepinfer_core.trace import ChromeTrace
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class _Step:
     prefill_tokens: int
     generated_tokens: int
     phases: Mapping[str, float]
+    seconds: float
+    device_seconds: float
 
 
 class StatsLogger:
@@ -41,6 +44,7 @@ class StatsLogger:
     speculation: what drafting comes to; None without a drafter.
     extra_metrics: given the snapshot, returns further entries for the line; the bound hook
         ``build_extra_metrics_log``.
+    trace: gets the phases as spans on the track ``host``; None: nobody does.
     clock: seconds, monotonic.
     """
 
@@ -51,8 +55,10 @@ class StatsLogger:
         interval_seconds: float = 10.0,
         extra_metrics: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         speculation: SpeculationStatistics | None = None,
+        trace: ChromeTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._trace = trace
         self._speculation = speculation
         self._enabled = enabled
         self._interval = interval_seconds
@@ -75,7 +81,10 @@ class StatsLogger:
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + self._clock() - begin
+            end = self._clock()
+            self._phases[name] = self._phases.get(name, 0.0) + end - begin
+            if self._trace is not None:
+                self._trace.add("host", name, begin, end)
 
     def step(
         self,
@@ -86,10 +95,15 @@ class StatsLogger:
         waiting: int,
         used_pages: int,
         total_pages: int,
+        seconds: float = 0.0,
+        device_seconds: float = 0.0,
     ) -> None:
-        """A step has ended: its tokens, and the queues and the cache as they are now."""
+        """A step has ended: its tokens, and the queues and the cache as they are now.
+
+        seconds: how long it took; device_seconds: how much of that the device computed.
+        """
         now = self._now()
-        self._steps.append(_Step(now, prefill_tokens, generated_tokens, self._phases))
+        self._steps.append(_Step(now, prefill_tokens, generated_tokens, self._phases, seconds, device_seconds))
         self._phases = {}
         self._forget_before(now - self._interval)
         self._totals["steps"] += 1
@@ -116,8 +130,9 @@ class StatsLogger:
         latencies of recent requests (absent until one has finished).
 
         Rates are per second of wall time. ``time_share_<phase>`` is of wall time too; what is missing to 1 was
-        spent outside the phases. Latencies are ``<name>_mean``, ``_p50``, ``_p99`` in seconds: to a request's
-        first token from its arrival, and between its tokens on average.
+        spent outside the phases. ``device_wait_share`` is how much of the steps' time the device waited for the host.
+        Latencies are ``<name>_mean``, ``_p50``, ``_p99`` in seconds: to a request's first token from its arrival, and
+        between its tokens on average.
         """
         now = self._now()
         # Copies, for the stepping thread goes on meanwhile.
@@ -129,6 +144,9 @@ class StatsLogger:
         metrics["generated_tokens_per_second"] = sum(step.generated_tokens for step in steps) / elapsed
         for name in dict.fromkeys(name for step in steps for name in step.phases):
             metrics[f"time_share_{name}"] = sum(step.phases.get(name, 0.0) for step in steps) / elapsed
+        if (spent := sum(step.seconds for step in steps)) > 0:
+            computed = sum(step.device_seconds for step in steps)
+            metrics["device_wait_share"] = max(1.0 - computed / spent, 0.0)
         if self._speculation is not None:
             metrics |= self._speculation.snapshot()
         metrics |= _latencies("time_to_first_token", self._first_token)
@@ -187,6 +205,8 @@ def _line(metrics: Metrics, extra: Mapping[str, Any]) -> str:
             f"drafts: {metrics['mean_accepted_length']:.2f} tokens per verification (accepted by depth "
             f"{', '.join(f'{share:.0%}' for share in depths)}; expected within {metrics['confidence_error']:.1%})"
         )
+    if "device_wait_share" in metrics:
+        parts.append(f"device waits {metrics['device_wait_share']:.1%}")
     shares = [
         f"{name.removeprefix('time_share_')} {share:.0%}"
         for name, share in metrics.items()

@@ -44,11 +44,16 @@ class Decoding(Protocol):
 
 @attrs.frozen(eq=False)
 class PreparedStep:
-    """A step on the device. yielding: ``[R]`` int64, the rows that yield a token."""
+    """A step on the device.
+
+    yielding: ``[R]`` int64, the rows that yield a token. pending: ``[P]`` int64 rows whose token is still to be drawn,
+    and which of the R tokens of the step before each is; None where all are known.
+    """
 
     step: StepInput
     batch: InputBatch
     yielding: Tensor
+    pending: tuple[Tensor, Tensor] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -93,7 +98,11 @@ class ModelRunner:
         step = StepInput.of(plan, self.model.token_lookback)
         batch = make_input_batch(step.rows, step.token_ids, step.context_ids, self._device, *self._metadata_builders)
         yielding = torch.from_numpy(step.sampled_rows).to(self._device)
-        return PreparedStep(step, batch, yielding)
+        pending = None
+        if len(step.pending_rows):
+            rows, sources = torch.from_numpy(np.stack([step.pending_rows, step.pending_sources])).to(self._device)
+            pending = rows, sources
+        return PreparedStep(step, batch, yielding, pending)
 
     def forward(self, prepared: PreparedStep) -> Tensor:
         """Make the plan's copies, run the layers, write the caches, the drafter's too → the rows' hidden states.
@@ -102,12 +111,12 @@ class ModelRunner:
         """
         step, batch = prepared.step, prepared.batch
         self.caches.copy(step)
-        if len(step.pending_rows):
-            rows = torch.from_numpy(step.pending_rows)
+        if prepared.pending is not None:
+            rows, sources = prepared.pending
             # A row that drew nothing has ended its sequence; any token will do for it.
-            tokens = self._drawn[torch.from_numpy(step.pending_sources)].clamp(min=0)
-            batch.token_ids[rows] = tokens
-            batch.context_ids[rows, 0] = tokens
+            tokens = self._drawn.index_select(0, sources).clamp(min=0)
+            batch.token_ids.index_copy_(0, rows, tokens)
+            batch.context_ids[:, 0].index_copy_(0, rows, tokens)
         if self.drafter is None:
             return self.model.forward(batch, self.caches.tensors, self.tap)
         features = self.drafter.new_features(len(batch)) if self.drafter.feature_layers else None

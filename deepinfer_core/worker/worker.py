@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from deepinfer_core.interfaces.speculator import Drafter, Pick, Speculator
     from deepinfer_core.plugins.manager import PluginManager
     from deepinfer_core.tokenizer import Tokenizer
+    from deepinfer_core.trace import ChromeTrace
     from deepinfer_core.worker.model_runner import Decoding
 
 logger = logging.getLogger(__name__)
@@ -47,9 +48,17 @@ class StepRun:
     either stage is raised by :meth:`wait`.
     """
 
-    def __init__(self, runner: ModelRunner, queue: DeviceQueue, host_pool: HostPool, plan: StepPlan) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        queue: DeviceQueue,
+        host_pool: HostPool,
+        plan: StepPlan,
+        trace: ChromeTrace | None = None,
+    ) -> None:
         self._runner = runner
         self._host_pool = host_pool
+        self._trace = trace
         self._queue = queue
         self.seconds = 0.0
         """What the device spent on it; complete after :meth:`wait`."""
@@ -70,15 +79,21 @@ class StepRun:
         begin = time.monotonic()
         with self._host_pool:
             hidden = self._runner.forward(self._prepared)
-        self.seconds += time.monotonic() - begin
+        self._spent("forward", begin)
         return hidden
 
     def _run_draw(self, batch: SamplingBatch, prompt: PromptRows | None) -> StepResult:
         hidden, begin = self._forward.wait(), time.monotonic()
         with self._host_pool:
             result = self._runner.sample(self._prepared, hidden, batch, prompt)
-        self.seconds += time.monotonic() - begin
+        self._spent("draw", begin)
         return result
+
+    def _spent(self, work: str, begin: float) -> None:
+        end = time.monotonic()
+        self.seconds += end - begin
+        if self._trace is not None:
+            self._trace.add("device", work, begin, end)
 
 
 _LOADED_ELSEWHERE = "shared out between the model and its drafter"
@@ -127,11 +142,13 @@ class Worker:
             config.scheduler.overlap == "auto" and self.backend.device.type != "cpu"
         )
         """Whether steps are planned while others are computed. A CPU that computes has no time to plan meanwhile."""
+        self.trace: ChromeTrace | None = None
+        """Gets what the device does as spans; None: nobody does."""
         self.queue: DeviceQueue = ThreadQueue("deepinfer-device") if self.overlaps else InlineQueue()
 
     def launch(self, plan: StepPlan) -> StepRun:
         """Begin a step, behind all that were begun before."""
-        return StepRun(self.runner, self.queue, self.host_pool, plan)
+        return StepRun(self.runner, self.queue, self.host_pool, plan, self.trace)
 
     def propose(
         self, sequences: Decoding, histories: Sequence[NDArray[np.int32]], num_drafts: int, pick: Pick

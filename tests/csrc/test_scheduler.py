@@ -472,6 +472,7 @@ def test_the_transition_table_matches_the_python_names() -> None:
             assert (state, SequenceState.FINISHED_ERROR) in edges
     alive = {(a.value, b.value) for a, b in edges if not b.is_finished}
     assert alive == {
+        ("held", "waiting"),
         ("waiting", "prefilling"),
         ("prefilling", "decoding"),
         ("prefilling", "preempted"),
