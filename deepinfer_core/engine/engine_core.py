@@ -94,7 +94,7 @@ class EngineCore:
         )
         self.stats: StatsLogger
         """Set by whoever makes the core, before the first step."""
-        self._kv_hooks = KvHooks(hooks, worker.runner.caches)
+        self._kv_hooks = KvHooks(hooks, worker)
         self._flights: deque[_Flight] = deque()
         self._is_draining = False
         """Whether nothing is planned ahead until nothing is under way."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from deepinfer_core._C import StepPlan
     from deepinfer_core.outputs import RequestOutput
     from deepinfer_core.plugins.hooks import Hooks
-    from deepinfer_core.worker.cache_engine import CacheEngine
     from deepinfer_core.worker.worker import Worker
 
 
@@ -41,13 +40,13 @@ def engine_view(worker: Worker) -> EngineView:
 class KvHooks:
     """Bound once per engine; where nobody implements any of the hooks, a step costs one test.
 
-    The hooks know a request by its id and its first sample; the other samples, whose id here is None, are kept
+    The hooks know a request by its id and its first completion; the other completions, whose id here is None, are kept
     from them.
     """
 
-    def __init__(self, hooks: Hooks, caches: CacheEngine) -> None:
+    def __init__(self, hooks: Hooks, worker: Worker) -> None:
         self._hooks = hooks
-        self._caches = caches
+        self._worker = worker
         names = ("should_copy_state", "save_kvcache", "pe_prepare_save_kvcache", "pe_save_kvcache")
         self.is_active = any(getattr(hooks, name) is not None for name in (*names, "send_processed_prompts"))
         """Whether the methods below have anything to call."""
@@ -62,7 +61,7 @@ class KvHooks:
             slots = dict(zip(request_ids, plan.slots.tolist(), strict=True))
             for request_id in decoding:
                 if choose(request_id):
-                    self._states[request_id] = self._caches.copy_slot(slots[request_id])
+                    self._states[request_id] = self._worker.runner.caches.copy_slot(slots[request_id])
         if prepare is not None and prefilling:
             prepare(prefilling)
 

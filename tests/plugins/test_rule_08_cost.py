@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,12 @@ def test_a_step_without_plugins_runs_no_code_of_the_plugin_layer() -> None:
     assert calls == {}
 
 
+def test_the_count_sees_what_the_engines_thread_does() -> None:
+    with llm() as engine, counted_calls("deepinfer_core.engine") as calls:
+        engine.generate(["Hello"], PARAMS, use_tqdm=False)
+    assert calls["deepinfer_core.engine.engine_core.EngineCore.step"] >= 3
+
+
 def test_each_seam_is_called_at_most_once_a_step_with_all_its_rows() -> None:
     observer, processor, sampler = Observer(), Processor(), Sampler()
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, extra={"counting": 1}) for n in (2, 4)]
@@ -132,10 +139,12 @@ class counted_calls:
         self.calls: Counter[str] = Counter()
 
     def __enter__(self) -> Counter[str]:
+        threading.setprofile(self._count)  # of threads that begin from now on: the engine's
         sys.setprofile(self._count)
         return self.calls
 
     def __exit__(self, *error: object) -> None:
+        threading.setprofile(None)  # type: ignore[arg-type]  # as its documentation says
         sys.setprofile(None)
 
     def _count(self, frame: FrameType, event: str, argument: object) -> None:
