@@ -110,7 +110,7 @@ class StubWorker:
         self.sampler = StubSampler(num_logprobs)
         self.host_pool: Any = SimpleNamespace(__enter__=lambda *_: None, __exit__=lambda *_: None)
         self.model = StubModel(seconds)
-        caches = CacheEngine(CacheLayout((), ()), 16 * num_seqs + 2, num_seqs + 1, CPU)
+        caches = CacheEngine(CacheLayout((), ()), 64 * num_seqs + 2, num_seqs + 1, CPU)
         self.runner = ModelRunner(self.model, caches, self.sampler, CPU, StubDrafter() if drafts else None)  # type: ignore[arg-type]
 
     def launch(self, plan: Any) -> StepRun:
