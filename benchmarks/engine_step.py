@@ -48,16 +48,13 @@ class StubModel:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.busy = 0.0
 
     def build_metadata(self, rows: Any) -> dict[str, Any]:
         return {}
 
     def forward(self, batch: Any, caches: Any, tap: Any = None, features: Any = None) -> torch.Tensor:
-        begin = time.perf_counter()
         if self.seconds:
             time.sleep(self.seconds)
-        self.busy += time.perf_counter() - begin
         return torch.zeros(len(batch), 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,16 +177,15 @@ def per_sequence(num_seqs: int, steps: int, repeats: int, params: SamplingParams
 
 
 def busy_share(num_seqs: int, steps: int, *, overlaps: bool) -> float:
-    """Of the time, how much of it a device that computes for 5 ms a step is computing."""
+    """How much of the time a device is at work that sleeps 5 ms a step, then draws; the rest it waits for the host."""
     core = make_core(num_seqs, seconds=0.005, overlaps=overlaps)
     start(core, num_seqs, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
-    model: Any = core.worker.runner.model
-    begin, busy = time.perf_counter(), model.busy
+    core.stats = StatsLogger(enabled=False)
     for _ in range(steps):
         core.step()
-    share = (model.busy - busy) / (time.perf_counter() - begin)
+    share = 1.0 - core.stats.snapshot()["device_wait_share"]
     core.close()
-    return float(share)
+    return share
 
 
 def one_token_prompts(count: int) -> float:

@@ -199,6 +199,8 @@ void bind_step_plan(py::module_& m) {
                              "[N] int32 for a token that is still to be drawn, which of the sampled rows of the plan "
                              "before draws it; -1 for the others.")
       .def_property_readonly(
+          "any_tags", [](const StepPlan& p) { return p.any_tags; }, "Bits that the tags of some sequence have.")
+      .def_property_readonly(
           "num_pending", [](const StepPlan& p) { return p.num_pending; }, "Rows of tokens still to be drawn.")
       .def_property_readonly(
           "num_sampled_rows", [](const StepPlan& p) { return p.num_sampled_rows; },

@@ -584,6 +584,7 @@ void Scheduler::append_to_plan(StepPlan& plan, const Selection& selection) const
   plan.num_samples += samples;
   plan.num_drafts.push_back(static_cast<int32_t>(selection.drafts.size()));
   plan.tags.push_back(sequence.tags);
+  plan.any_tags |= sequence.tags;
   for (const Lease& page : sequence.pages) plan.block_table.push_back(page.id());
   plan.block_table_offsets.push_back(static_cast<int32_t>(plan.block_table.size()));
   if (start < known) plan.token_ids.insert(plan.token_ids.end(), tokens.begin() + start, tokens.begin() + known);

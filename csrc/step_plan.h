@@ -56,6 +56,7 @@ struct StepPlan {
   int32_t num_samples = 0;
   int32_t num_sampled_rows = 0;  // R: num_samples and their drafts
   int32_t num_pending = 0;       // rows of tokens that are still to be drawn
+  int32_t any_tags = 0;          // bits that some sequence's tags have
   bool lacks_pages = false;      // somebody would have to be preempted, which waits until nothing is outstanding
   std::vector<std::pair<Handle, SkipReason>> skipped;
   std::vector<Handle> preempted;

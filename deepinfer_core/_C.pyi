@@ -87,6 +87,11 @@ class StepPlan:
     def __bool__(self) -> bool:
         ...
     @property
+    def any_tags(self) -> int:
+        """
+        Bits that the tags of some sequence have.
+        """
+    @property
     def block_table(self) -> numpy.typing.NDArray[numpy.int32]:
         """
         int32 page ids covering positions 0 .. starts + num_tokens - 1 of each sequence.

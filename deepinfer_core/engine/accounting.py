@@ -69,6 +69,8 @@ class Accounting:
         self, plan: _C.StepPlan, sampled: SamplerOutput, counts: NDArray[np.int32], firsts: NDArray[np.int64]
     ) -> Iterator[Verdict]:
         """About the sequences whose tokens somebody has to look at, and those that drew none, by rising index."""
+        if not (plan.any_tags & Tag.JUDGED or sampled.token_ids.min(initial=0) < 0):
+            return
         lasts = firsts + counts - 1
         is_judged = (plan.tags[plan.samples] & Tag.JUDGED) != 0
         looked_at = np.flatnonzero(is_judged | (sampled.token_ids[lasts] < 0)).tolist()

@@ -367,13 +367,17 @@ class EngineCore:
             self._flights.popleft()
             if self.drafting is not None:
                 self.drafting.settle(plan, counts, flight.run.seconds)
-            for handle in plan.handles[plan.samples & ((plan.tags & Tag.STREAMED) != 0)].tolist():
-                completion = self._completions.get(handle)
-                if completion is not None:
-                    self._news[completion.request.request_id] = completion.request
+            if plan.any_tags & Tag.STREAMED:
+                self._note_streamed(plan)
         if self._kv_hooks.is_active:
             self._call_kv_hooks(plan)
         return num_tokens
+
+    def _note_streamed(self, plan: _C.StepPlan) -> None:
+        for handle in plan.handles[plan.samples & ((plan.tags & Tag.STREAMED) != 0)].tolist():
+            completion = self._completions.get(handle)
+            if completion is not None:
+                self._news[completion.request.request_id] = completion.request
 
     def _step_failed(self, plan: _C.StepPlan, error: Exception) -> None:
         """Its sequences end; those of another one that is under way compute it again."""

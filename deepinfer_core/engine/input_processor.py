@@ -38,7 +38,7 @@ class _Checked:
     stop_ids: tuple[int, ...]
     spec: _C.SamplingSpec
     max_tokens: int
-    tags: Tag
+    tags: int
 
 
 class InputProcessor:
@@ -131,7 +131,7 @@ class InputProcessor:
         if self._tokenizer is None and params.stop:
             raise RequestError(f"stop strings need a tokenizer and this model has none, got stop={params.stop!r}")
         stop_ids = tuple(sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}))
-        tags = Tag(0)
+        tags = 0
         if params.stop or params.structured is not None:
             tags |= Tag.JUDGED
         if params.structured is not None:

@@ -34,6 +34,8 @@ def score_rows(plan: StepPlan, completions: Mapping[int, Completion]) -> StepSco
     after a preemption or by another completion of the request, is passed over. Nothing comes before a prompt's first
     token, which therefore has no entry.
     """
+    if not plan.any_tags & Tag.SCORED:
+        return None
     asking = np.flatnonzero(((plan.tags & Tag.SCORED) != 0) & ~plan.is_decode)
     rows, token_ids, num_logprobs, shares = [], [], [], []
     for place in asking.tolist():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import numpy as np
@@ -23,18 +22,21 @@ if TYPE_CHECKING:
 Marks = tuple[tuple[int, int, bool], ...]
 
 
-class Tag(enum.IntFlag):
-    """Marks by which a step's columns tell, without looking at requests, whose turn it is for more than the usual."""
+class Tag:
+    """Marks by which a step's columns tell, without looking at requests, whose turn it is for more than the usual.
 
-    STREAMED = 1
+    Bits of an int: an enum costs as much in each use as the rest of a step does for several sequences.
+    """
+
+    STREAMED: Final = 1
     """Every step's output is reported."""
-    JUDGED = 2
+    JUDGED: Final = 2
     """Python has to see each token: stop strings, grammars."""
-    GUIDED = 4
+    GUIDED: Final = 4
     """What may be drawn depends on a grammar."""
-    PROCESSED = 8
+    PROCESSED: Final = 8
     """Logits processors see its rows."""
-    SCORED = 16
+    SCORED: Final = 16
     """Its prompt's log-probabilities were asked for."""
 
 
@@ -82,7 +84,8 @@ class Request:
     seeds: Sequence[int]
     """One per completion."""
     max_tokens: int
-    tags: Tag
+    tags: int
+    """Bits of :class:`Tag`."""
     arrival_time: float
     sink: Callable[[RequestOutput], object] | None = None
     """Where its outputs go, where nobody steps the engine by hand."""

@@ -36,8 +36,10 @@ class SamplingInputs:
     def step(self, plan: _C.StepPlan) -> SamplingBatch:
         """For the R sampled rows of the oldest outstanding plan; rows after drafts as if these were accepted."""
         columns = self._scheduler.sampling_batch(plan).columns()
+        if not plan.any_tags & _SPECIAL:
+            return SamplingBatch(**columns)
         special = np.flatnonzero(plan.tags[plan.samples] & _SPECIAL)
-        return self._batch(columns, self._step_rows(plan, special.tolist()) if len(special) else ())
+        return self._batch(columns, self._step_rows(plan, special.tolist()))
 
     def _step_rows(self, plan: _C.StepPlan, special: Iterable[int]) -> Iterable[_Row]:
         places = np.flatnonzero(plan.samples)
