@@ -29,6 +29,7 @@ class CacheEngine:
         self.layout = layout
         self.num_pages = num_pages
         self.num_slots = num_slots
+        self._device = device
         self.tensors: dict[str, Tensor] = {}
         """By buffer name, the number of pages or slots in front of the buffer's shape."""
         for count, buffers in ((num_pages, layout.pages), (num_slots, layout.slots)):
@@ -48,9 +49,9 @@ class CacheEngine:
 
     def _copy(self, buffers: Iterable[StateBuffer], copies: NDArray[np.int32]) -> None:
         """``copies``: ``[C, 2]``, from and to; nothing is both."""
+        sources, targets = torch.from_numpy(copies.T.astype(np.int64)).to(self._device)
         for buffer in buffers:
             tensor = self.tensors[buffer.name]
-            sources, targets = torch.from_numpy(copies.T.astype(np.int64)).to(tensor.device)
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     @property

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from deepinfer_core import LLM, SamplingParams
+from deepinfer_core import LLM, EngineArgs, SamplingParams, hookimpl
+from deepinfer_core.engine.llm_engine import LLMEngine
 from deepinfer_core.sampling import DefaultSampler
 
 DATA = Path(__file__).parents[1] / "data"
@@ -203,3 +204,36 @@ def test_a_trace_shows_host_and_device(tmp_path: Path) -> None:
     spans = [(event["name"], event["tid"]) for event in events if event["ph"] == "X" and event["dur"] >= 0]
     assert spans.count(("forward", tracks["device"])) == spans.count(("draw", tracks["device"])) >= 8
     assert ("schedule", tracks["host"]) in spans
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_always_fails_loses_no_output() -> None:
+    """Driven by hand: each step raises, and each output comes with the next one that returns."""
+
+    class Failing:
+        is_armed = True
+
+        @hookimpl
+        def build_extra_metrics_log(self, metrics: Any) -> Any:
+            if self.is_armed:
+                raise OSError("no space")
+            return {}
+
+    plugin = Failing()
+    args = EngineArgs(model=MODEL, plugins=[plugin], num_pages=16, max_num_seqs=4, log_stats_interval=1e-9)
+    engine = LLMEngine(args.create_engine_config())
+    engine.add_request("a", [1, 2, 3], SHORT, stream=True)
+    engine.add_request("b", [4, 5], SHORT)
+    for _ in range(20):
+        with pytest.raises(OSError, match="no space"):
+            engine.step()
+        if not (engine.core.requests or engine.core._inbox):
+            break
+    plugin.is_armed = False
+    outputs = engine.step()
+    pieces = [token for output in outputs if output.request_id == "a" for token in output.outputs[0].token_ids]
+    assert len(pieces) == 8
+    assert [output.request_id for output in outputs if output.finished].count("b") == 1
+    engine.close()
