@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "scheduler.h"
+#include "step_columns.h"
 
 namespace py = pybind11;
 
@@ -157,6 +158,31 @@ void bind_block_manager(py::module_& m) {
       .def("audit", &BlockManager::audit, "RuntimeError naming the first broken invariant.");
 }
 
+// Each column as an array that owns it.
+py::typing::Dict<py::str, py::array> step_columns(const StepPlan& plan) {
+  auto* columns = new StepColumns(columns_of(plan));
+  const py::capsule owner(columns, [](void* owned) { delete static_cast<StepColumns*>(owned); });
+  py::typing::Dict<py::str, py::array> arrays;
+  const auto add = [&](const char* name, auto& values, std::vector<py::ssize_t> shape = {}) {
+    using Value = typename std::decay_t<decltype(values)>::value_type;
+    if (shape.empty()) shape = {static_cast<py::ssize_t>(values.size())};
+    arrays[name] = py::array_t<Value>(shape, values.data(), owner);
+  };
+  const auto rows = static_cast<py::ssize_t>(plan.token_ids.size());
+  add("positions", columns->positions);
+  add("token_ids", columns->token_ids);
+  add("seq_of_row", columns->seq_of_row);
+  add("slots", columns->slots);
+  add("starts", columns->starts);
+  add("ends", columns->ends);
+  add("block_tables", columns->block_tables, {static_cast<py::ssize_t>(plan.handles.size()), columns->table_width});
+  add("context_ids", columns->context_ids, {rows, 1 + plan.token_history});
+  add("sampled_rows", columns->sampled_rows);
+  add("pending_rows", columns->pending_rows);
+  add("pending_sources", columns->pending_sources);
+  return arrays;
+}
+
 void bind_step_plan(py::module_& m) {
   py::class_<StepPlan, std::shared_ptr<StepPlan>>(
       m, "StepPlan",
@@ -239,6 +265,14 @@ void bind_step_plan(py::module_& m) {
       .def_property_readonly(
           "preempted", [](const StepPlan& p) { return p.preempted; },
           "Handles that lost their pages and slot to this step, in order.")
+      .def("columns", &step_columns,
+           "The rows as the columns that inputs are made of, by name: positions, token_ids [N] int64; seq_of_row, slots, "
+           "starts,\n"
+           "ends [N] int32, what the row's sequence has; block_tables [S, pages] int32, short ones continued with the "
+           "null page;\n"
+           "context_ids [N, 1 + token_history] int64, a row's token and those before it, -1 before the start; "
+           "sampled_rows [R],\n"
+           "pending_rows and pending_sources [P] int64. Nothing in them is shared with the plan.")
       .def("__bool__", [](const StepPlan& p) { return !p.empty(); });
 
   py::class_<CommitReport, std::shared_ptr<CommitReport>>(

@@ -86,6 +86,13 @@ class StepPlan:
     """
     def __bool__(self) -> bool:
         ...
+    def columns(self) -> dict[str, numpy.ndarray]:
+        """
+        The rows as the columns that inputs are made of, by name: positions, token_ids [N] int64; seq_of_row, slots, starts,
+        ends [N] int32, what the row's sequence has; block_tables [S, pages] int32, short ones continued with the null page;
+        context_ids [N, 1 + token_history] int64, a row's token and those before it, -1 before the start; sampled_rows [R],
+        pending_rows and pending_sources [P] int64. Nothing in them is shared with the plan.
+        """
     @property
     def any_tags(self) -> int:
         """

@@ -89,7 +89,7 @@ class Sequences:
         self.seen.clear()
         self.caches.copy(plan)
         hidden = self.model.forward(
-            build_input_batch(plan, self.model.token_lookback, CPU, self.model.build_metadata),
+            build_input_batch(plan, CPU, self.model.build_metadata),
             self.caches.tensors,
             lambda name, value: self.seen.__setitem__(name, value.clone()),
         )

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 MetadataBuilder = Callable[[BatchRows], Mapping[str, "NDArray[np.generic]"]]
 
 
-def build_input_batch(
-    plan: StepPlan, token_lookback: int, device: torch.device, *builders: MetadataBuilder
-) -> InputBatch:
+def build_input_batch(plan: StepPlan, device: torch.device, *builders: MetadataBuilder) -> InputBatch:
     """A plan's rows as tensors on ``device``, with the metadata of all ``builders``; nothing aliases the plan."""
-    step = StepInput.of(plan, token_lookback)
+    step = StepInput.of(plan)
     return make_input_batch(step.rows, step.token_ids, step.context_ids, device, *builders)
 
 
@@ -38,14 +36,14 @@ def make_input_batch(
 ) -> InputBatch:
     """Rows, their tokens and what ``builders`` make of the rows, as tensors on ``device``."""
     columns: dict[str, NDArray[Any]] = {
-        "token_ids": token_ids.astype(np.int64),
+        "token_ids": np.asarray(token_ids, np.int64),
         "positions": rows.positions,
         "seq_of_row": rows.seq_of_row,
         "slots": rows.slots,
         "starts": rows.starts,
         "ends": rows.ends,
         "block_tables": rows.block_tables,
-        "context_ids": context_ids.astype(np.int64),
+        "context_ids": np.asarray(context_ids, np.int64),
     }
     parts = [build(rows) for build in builders]
     metadata = {name: values for part in parts for name, values in part.items()}

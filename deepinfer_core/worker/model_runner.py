@@ -95,7 +95,7 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """The plan on the device, with everything that the host knows of it."""
-        step = StepInput.of(plan, self.model.token_lookback)
+        step = StepInput.of(plan)
         batch = make_input_batch(step.rows, step.token_ids, step.context_ids, self._device, *self._metadata_builders)
         yielding = torch.from_numpy(step.sampled_rows).to(self._device)
         pending = None

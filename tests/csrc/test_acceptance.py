@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_core._C import Scheduler, StepPlan
-from deepinfer_core.worker.step_input import sampled_rows
 
 #: Per sequence: its drafts, and tokens of a prompt that is cut into chunks beside it; 0 for none.
 sequences = st.lists(st.integers(0, 4), min_size=1, max_size=5)
@@ -33,7 +32,7 @@ def plan_of(num_drafts: list[int], prompt: int, seed: int) -> StepPlan:
 def test_a_sequence_gets_its_accepted_drafts_and_one_more_token(num_drafts: list[int], prompt: int, seed: int) -> None:
     plan = plan_of(num_drafts, prompt, seed)
     assert plan.num_drafts[: len(num_drafts)].tolist() == num_drafts
-    rows = sampled_rows(plan).tolist()
+    rows = plan.columns()["sampled_rows"].tolist()
     drawn = np.random.default_rng(seed + 1).integers(-1, 2, plan.num_sampled_rows).astype(np.int32)
     counts: list[int] = []
     expected_rows: list[int] = []

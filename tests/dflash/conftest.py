@@ -82,7 +82,7 @@ class Drafting:
         self.scheduler.release_deferred()
         plan = self.scheduler.schedule()
         builders = self.model.build_metadata, self.drafter.build_metadata
-        batch = build_input_batch(plan, self.model.token_lookback, CPU, *builders)
+        batch = build_input_batch(plan, CPU, *builders)
         self.features = self.drafter.new_features(len(batch))
         self.model.forward(batch, self.caches.tensors, features=self.features)
         self.seen.clear()

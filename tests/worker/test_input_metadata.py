@@ -86,7 +86,7 @@ def test_columns_and_metadata_are_copied_as_they_are(plan: Any) -> None:
         seen.append(rows)
         return {"pairs": rows.positions[:, None] + np.arange(2), "none": np.zeros((0, 3), np.int32)}
 
-    batch = build_input_batch(plan, 2, CPU, build, lambda rows: {"halves": rows.positions / 2})
+    batch = build_input_batch(plan, CPU, build, lambda rows: {"halves": rows.positions / 2})
     (rows,) = seen
     for name in COLUMNS:
         column, array = getattr(batch, name), getattr(rows, name)
@@ -102,7 +102,7 @@ def test_columns_and_metadata_are_copied_as_they_are(plan: Any) -> None:
 
 def test_tensors_of_a_batch_share_no_memory_with_each_other_or_the_plan(plan: Any) -> None:
     """Whoever fills in tokens later changes nothing else."""
-    batch = build_input_batch(plan, 2, CPU, lambda rows: {"positions": rows.positions})
+    batch = build_input_batch(plan, CPU, lambda rows: {"positions": rows.positions})
     before = {name: getattr(batch, name).clone() for name in COLUMNS}
     batch.token_ids.fill_(-5)
     batch.context_ids[:, 0].fill_(-6)
@@ -116,4 +116,4 @@ def test_names_of_metadata_are_used_once(plan: Any) -> None:
         return {"same": rows.positions}
 
     with pytest.raises(AssertionError, match="names of its own"):
-        build_input_batch(plan, 0, CPU, build, build)
+        build_input_batch(plan, CPU, build, build)
