@@ -94,12 +94,12 @@ class Guide:
     @property
     def is_lost(self) -> bool:
         """Whether a token went in that is not of the grammar, or that ends the output."""
+        self._return()
         return self._num_lost > 0
 
     @property
     def is_over(self) -> bool:
         """Whether the output is whole and nothing can follow but an end."""
-        self._return()
         self.mask()
         return self._is_over
 
@@ -108,7 +108,12 @@ class Guide:
 
         None where the guide is lost or the output is over: what is drawn there, after drafts, is thrown away.
         """
-        if self._mask is None and not self.is_lost:
+        self._return()
+        return self._found()
+
+    def _found(self) -> NDArray[np.int32] | None:
+        """:meth:`mask` where the matcher is, supposed tokens included."""
+        if self._mask is None and not self._num_lost:
             try:
                 self._mask, self._is_over = self._look()
             except GrammarFailure as failure:
@@ -126,7 +131,7 @@ class Guide:
             for token in supposed[common:]:
                 self._take_in(token)
             self._ahead = list(supposed)
-            self._supposed[supposed] = self.mask()
+            self._supposed[supposed] = self._found()
         return self._supposed[supposed]
 
     def _return(self) -> None:
@@ -137,7 +142,6 @@ class Guide:
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
-        self._return()
         mask = self.mask()
         if self._is_over:
             return token in self._ending_ids
@@ -151,7 +155,7 @@ class Guide:
 
     def _take_in(self, token: int) -> None:
         self._forget()
-        if self.is_lost:
+        if self._num_lost > 0:
             self._num_lost += 1
         elif token in self._ending_ids or not self._accepts(token):
             self._num_lost = 1
@@ -169,7 +173,7 @@ class Guide:
         self._forget()
         unknown = min(count, self._num_lost)
         self._num_lost -= unknown
-        if not self.is_lost:
+        if not self._num_lost > 0:
             self._stray = None
         if count > unknown and self._failure is None:
             try:

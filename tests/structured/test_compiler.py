@@ -24,21 +24,28 @@ def choice(*texts: str) -> StructuredOutput:
     return StructuredOutput(choice=texts)
 
 
-def settle(compiler: GrammarCompiler, *compilations: Compilation) -> None:
-    """Wait for each of them."""
-    end = time.monotonic() + 60
+class Ringing(GrammarCompiler):
+    """One that sets an event whenever a compilation is done."""
+
+    def __init__(self, engine: Any, config: GrammarConfig, clock: Callable[[], float]) -> None:
+        self.rung = threading.Event()
+        super().__init__(engine, "toy", lambda: VOCABULARY, config, clock, notify=self.rung.set)
+
+
+def settle(compiler: Ringing, *compilations: Compilation) -> None:
+    """Wait for each of them, and look only when the compiler rings."""
     for each in compilations:
         while not each.is_done:
-            assert time.monotonic() < end, "never compiled"
-            time.sleep(0.001)
+            assert compiler.rung.wait(60), "never compiled, or nobody was told"
+            compiler.rung.clear()
 
 
 @pytest.fixture
 def make(toys: ModuleType) -> Any:
-    made: list[GrammarCompiler] = []
+    made: list[Ringing] = []
 
-    def build(engine: Any, clock: Callable[[], float] = time.monotonic, **limits: Any) -> GrammarCompiler:
-        made.append(GrammarCompiler(engine, "toy", lambda: VOCABULARY, GrammarConfig(**limits), clock))
+    def build(engine: Any, clock: Callable[[], float] = time.monotonic, **limits: Any) -> Ringing:
+        made.append(Ringing(engine, GrammarConfig(**limits), clock))
         return made[-1]
 
     yield build
@@ -182,10 +189,9 @@ def test_a_compilation_that_never_ends_does_not_keep_the_process() -> None:
 
 
 def test_whoever_waits_is_told(make: Any, toys: ModuleType) -> None:
-    engine, rung = toys.TextsEngine(), threading.Event()
-    compiler = GrammarCompiler(engine, "toy", lambda: VOCABULARY, GrammarConfig(), notify=rung.set)
+    engine = toys.TextsEngine()
+    compiler = make(engine)
     waited = compiler.submit(choice("wait"))
-    assert not rung.wait(0.05)
+    assert not compiler.rung.wait(0.05)
     engine.gate.set()
-    assert rung.wait(60) and waited.is_done
-    compiler.close()
+    assert compiler.rung.wait(60) and waited.is_done

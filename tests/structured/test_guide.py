@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -92,6 +93,159 @@ def test_masks_of_drafts_are_those_of_the_drafts_accepted(toys: ModuleType) -> N
     assert ahead.mask() is None  # after an end nothing is known, and nothing is drawn
     ahead.retreat(4)
     assert bits(ahead.mask()) == bits(accepted(4).mask()) and ahead.error is None
+
+
+def seen(mask: Any) -> set[int] | None:
+    return None if mask is None else bits(mask)
+
+
+def counting(toys: ModuleType, **members: Any) -> tuple[type, list[bytes]]:
+    """A matcher and, for each time that it was asked for a mask, the text before it."""
+    asked: list[bytes] = []
+
+    def fill(self: Any, row: Any) -> None:
+        asked.append(b"".join(self.pieces))
+        toys.TextsMatcher.fill_mask(self, row)
+
+    return type("Counting", (toys.TextsMatcher,), {"fill_mask": fill, **members}), asked
+
+
+#: Which of the tokens that may come; 9: one that may not.
+choices = st.integers(0, 9)
+#: Of the supposition before it, how much is kept, and what follows: it grows, shrinks, or takes another way.
+suppositions = st.tuples(st.just("suppose"), st.integers(0, 6), st.lists(choices, max_size=3))
+events = st.lists(
+    suppositions
+    | suppositions
+    | st.tuples(st.just("again"), st.integers(0, 9))
+    | st.tuples(st.just("advance"), choices)
+    | st.tuples(st.just("retreat"), st.integers(0, 3))
+    | st.tuples(st.just("read"), st.sampled_from(["error", "is_over", "allows"])),
+    max_size=25,
+)
+READS: dict[str, Callable[[Guide], Any]] = {
+    "error": lambda one: one.error,
+    "is_over": lambda one: one.is_over,
+    "allows": lambda one: [one.allows(token) for token in range(10)],
+    "mask": lambda one: seen(one.mask()),
+    "is_lost": lambda one: one.is_lost,
+}
+
+
+@given(events=events, texts=st.sets(st.text("ab", min_size=3, max_size=9), min_size=2, max_size=5))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_masks_after_suppositions_are_those_of_a_fresh_guide(
+    toys: ModuleType, events: list[Any], texts: set[str]
+) -> None:
+    """In any order; the engine is asked once for each between two tokens, and nothing that is read changes."""
+    matcher, asked = counting(toys)
+    one = guide(toys, *texts, matcher=matcher)
+    committed: list[int] = []
+    supposed: list[int] = []
+    earlier: list[list[int]] = []
+    known: set[tuple[int, ...]] = set()
+
+    def fresh(*ahead: int) -> Guide:
+        made = guide(toys, *texts)
+        for token in (*committed, *ahead):
+            made.advance(token)
+        return made
+
+    def chosen(choice: int, *ahead: int) -> int:
+        allowed = sorted(seen(fresh(*ahead).mask()) or ())
+        return allowed[choice % len(allowed)] if allowed and choice < 9 else 9
+
+    for name, *values in events:
+        if name in ("suppose", "again"):
+            if name == "suppose":
+                supposed = supposed[: values[0]]
+                for choice in values[1]:
+                    supposed = [*supposed, chosen(choice, *supposed)]
+            elif earlier:
+                supposed = earlier[values[0] % len(earlier)]
+            before = len(asked)
+            assert seen(one.mask_after(supposed)) == seen(fresh(*supposed).mask())
+            assert len(asked) - before <= (tuple(supposed) not in known)
+            known.add(tuple(supposed))
+            earlier.append(supposed)
+        elif name == "advance":
+            token = chosen(values[0])
+            one.advance(token)
+            committed.append(token)
+            known.clear()
+        elif name == "retreat":
+            count = min(values[0], len(committed))
+            one.retreat(count)
+            del committed[len(committed) - count :]
+            known.clear()
+        else:
+            assert READS[values[0]](one) == READS[values[0]](fresh())
+    for read in ("error", "is_over", "allows", "mask", "is_lost"):
+        assert READS[read](one) == READS[read](fresh())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "error",
+        "is_over",
+        "allows",
+        "mask",
+        "is_lost",
+    ],
+)
+def test_what_is_supposed_shows_nowhere_else(toys: ModuleType, read: str) -> None:
+    """Not even in what is read first."""
+    for supposed in ([], [5], [5, 8], [8], [8, 0], [0], [9], [9, 9]):
+        one, plain = guide(toys, "ab", "abc"), guide(toys, "ab", "abc")
+        one.advance(4)
+        plain.advance(4)
+        one.mask_after(supposed)
+        assert READS[read](one) == READS[read](plain), supposed
+
+
+def test_each_supposition_is_looked_up_once_between_two_tokens(toys: ModuleType) -> None:
+    matcher, asked = counting(toys)
+    one = guide(toys, "abab", "abc", "ba", matcher=matcher)
+    for supposed in ([4], [4, 5], [], [4, 5, 8], [5], [4, 5], [4, 5, 4], [4], [5], [], [4, 5, 8]):
+        one.mask_after(supposed)
+    assert sorted(asked) == sorted([b"", b"a", b"ab", b"abc", b"b", b"aba"])
+    one.advance(4)
+    asked.clear()
+    for supposed in ([], [5], [], [5]):
+        one.mask_after(supposed)
+    assert asked == [b"a", b"ab"]
+    one.retreat(1)
+    asked.clear()
+    for supposed in ([4], [], [4]):
+        one.mask_after(supposed)
+    assert asked == [b"a", b""]
+
+
+def failing_after(toys: ModuleType, name: str) -> type:
+    """A matcher that fails in this call once its text is not empty."""
+
+    def fail(self: Any, *args: Any) -> Any:
+        if self.pieces:
+            raise OSError("disk on fire")
+        own = getattr(toys.TextsMatcher, name)
+        return own.__get__(self) if isinstance(own, property) else own(self, *args)
+
+    return type("Failing", (toys.TextsMatcher,), {name: property(fail) if name == "is_complete" else fail})
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("fill_mask", set()), ("is_complete", set()), ("accept", None), ("rollback", {4, 6, 8})]
+)
+def test_an_engine_that_fails_at_what_is_supposed_ends_the_output(toys: ModuleType, name: str, found: Any) -> None:
+    one = guide(toys, "abab", "abc", matcher=failing_after(toys, name))
+    assert bits(one.mask()) == {4, 6} and one.error is None
+    assert seen(one.mask_after([4, 5])) == found
+    assert f"grammar engine 'toy' failed in {name}: OSError: disk on fire" in str(one.error)
+    assert not one.is_over and bits(one.mask()) == set() and not any(one.allows(token) for token in range(10))
+    assert seen(one.mask_after([])) == set() and not seen(one.mask_after([6]))
+    one.advance(4)
+    assert f"failed in {name}" in str(one.error) and not one.is_over
 
 
 def test_a_committed_token_outside_the_mask_is_the_samplers_fault(toys: ModuleType) -> None:

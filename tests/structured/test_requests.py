@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from deepinfer_core import LLM, SamplingParams
+from deepinfer_core.arg_utils import EngineArgs
+from deepinfer_core.engine.llm_engine import LLMEngine
 from deepinfer_core.errors import GenerationError, RequestError
 from deepinfer_core.outputs import CompletionOutput, RequestOutput
 
 Start = Callable[..., LLM]
+MODEL = Path(__file__).parents[1] / "data" / "v41-tiny-bf16"
 TEXTS = ["red", "green", "greenish", "blue 東"]
 
 
@@ -28,6 +32,21 @@ def free(**fields: Any) -> SamplingParams:
 
 def run(llm: LLM, *requests: SamplingParams, prompt: Any = "Hello") -> list[RequestOutput]:
     return llm.generate([prompt] * len(requests), list(requests), use_tqdm=False)
+
+
+def by_hand(*plugins: Any, **fields: Any) -> LLMEngine:
+    """An engine that the test itself steps."""
+    args = EngineArgs(model=MODEL, plugins=plugins, disable_log_stats=True, **fields)
+    return LLMEngine(args.create_engine_config())
+
+
+def until(engine: LLMEngine, *names: str) -> list[RequestOutput]:
+    """Step until these requests have ended; what came of the steps."""
+    outputs: list[RequestOutput] = []
+    while not {*names} <= {output.request_id for output in outputs}:
+        engine.wait(60)
+        outputs += engine.step()
+    return outputs
 
 
 def only(outputs: list[RequestOutput]) -> list[CompletionOutput]:
@@ -117,28 +136,42 @@ def test_others_go_on_while_one_waits_for_its_grammar(start: Start, toys: Module
     assert [output.outputs[0].text for output in done] == ["wait"]
 
 
-def test_what_is_compiled_together_starts_in_the_order_of_arrival(start: Start, toys: ModuleType) -> None:
-    engine = toys.TextsEngine()
-    llm = start(engine, max_num_seqs=1)
+def test_what_is_compiled_together_starts_in_the_order_of_arrival(toys: ModuleType) -> None:
+    grammars = toys.TextsEngine()
     names = ["wait b", "wait a", "wait c"]
-    order: list[str] = []
-    core = llm.engine.core
+    with closing(by_hand(grammars, max_num_seqs=1)) as engine:
+        for name in names:
+            engine.add_request(name, "Hello", params(name))
+        assert engine.step() == [] and len(engine.core.gate) == 3
+        grammars.gate.set()
+        while len(list(engine.core.gate.ready())) < 3:
+            engine.wait(0.01)
+        outputs = until(engine, *names)
+        assert [output.request_id for output in outputs] == names
+        assert [output.outputs[0].text for output in outputs] == names
+        assert not engine.has_unfinished_requests()
 
-    def compiled() -> bool:
-        return len(core.gate) == 3 and all(awaited.is_ready for _, awaited in core.gate._waiting.values())
 
-    requests = [
-        llm.engine.make_request(name, "Hello", params(name), sink=lambda output: order.append(output.request_id))
-        for name in names
-    ]
-    core.add(requests)
-    core._take_in()  # nobody steps yet
-    engine.gate.set()
-    while not compiled():
-        time.sleep(0.001)
-    while llm.engine.has_unfinished_requests():
-        order += [output.request_id for output in llm.engine.step()]
-    assert order == names
+def test_what_is_compiled_late_keeps_its_place_and_others_go_on_meanwhile(toys: ModuleType) -> None:
+    """One slot: what came before it is let go first, and what came after it goes on only while it waits."""
+    grammars = toys.TextsEngine()
+    with closing(by_hand(grammars, max_num_seqs=1)) as engine:
+        for name, wanted in (
+            ("first", free(max_tokens=2)),
+            ("late", params("wait")),
+            ("meanwhile", free(max_tokens=3)),
+            ("after", free(max_tokens=2)),
+            ("last", params("red")),
+        ):
+            engine.add_request(name, "Hello", wanted)
+        order = [output.request_id for output in until(engine, "meanwhile")]
+        assert order == ["first", "meanwhile"] and "to be compiled" in engine.explain("late")
+        grammars.gate.set()
+        while "late" not in [request.request_id for request, _ in engine.core.gate.ready()]:
+            engine.wait(0.01)
+        order += [output.request_id for output in until(engine, "last")]
+        assert order == ["first", "meanwhile", "late", "after", "last"]
+        assert not engine.has_unfinished_requests()
 
 
 def test_a_request_is_aborted_while_its_grammar_is_compiled(start: Start, toys: ModuleType) -> None:
