@@ -155,7 +155,7 @@ class Guide:
 
     def _take_in(self, token: int) -> None:
         self._forget()
-        if self._num_lost > 0:
+        if self._num_lost:
             self._num_lost += 1
         elif token in self._ending_ids or not self._accepts(token):
             self._num_lost = 1
@@ -173,7 +173,7 @@ class Guide:
         self._forget()
         unknown = min(count, self._num_lost)
         self._num_lost -= unknown
-        if not self._num_lost > 0:
+        if not self._num_lost:
             self._stray = None
         if count > unknown and self._failure is None:
             try:
