@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from deepinfer_core.arg_utils import EngineArgs
-from deepinfer_core.config import DEFAULT_MODEL
+from deepinfer_core.engine.front import EngineFront
 from deepinfer_core.errors import GenerationError
 
 if TYPE_CHECKING:
     from deepinfer_core.engine.prompt import Prompt
     from deepinfer_core.outputs import RequestOutput
-    from deepinfer_core.plugins import PluginRow
     from deepinfer_core.sampling_params import SamplingParams
-    from deepinfer_core.tokenizer import Tokenizer
 
 
-class AsyncLLM:
+class AsyncLLM(EngineFront):
     """A model ready to generate, many requests at once, for coroutines. Arguments and errors are those of
     :class:`deepinfer_core.LLM`; so are the engine and its thread.
 
     An asynchronous context manager; or call :meth:`close`.
     """
-
-    def __init__(
-        self,
-        model: str | Path = DEFAULT_MODEL,
-        *,
-        plugins: Iterable[object] | Mapping[str, Any] = (),
-        **engine_args: Any,
-    ) -> None:
-        from deepinfer_core.engine.engine_thread import EngineThread
-        from deepinfer_core.engine.llm_engine import LLMEngine
-
-        args = EngineArgs.from_dict({"model": model, "plugins": plugins, **engine_args})
-        self.engine = LLMEngine(args.create_engine_config())
-        self._thread = EngineThread(self.engine)
-        self._ids = itertools.count()
 
     async def generate(
         self,
@@ -88,23 +68,6 @@ class AsyncLLM:
             if not finished:
                 # Now, or when it has begun; a refused one's id is somebody else's.
                 begun.add_done_callback(lambda done: None if done.exception() else self.abort(name))
-
-    def abort(self, request_ids: str | Iterable[str] | None = None) -> None:
-        """End requests (None: all) early; their last outputs come with finish reason ``abort``."""
-        self.engine.abort_request(request_ids)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer. Raises RequestError if it has none."""
-        return self.engine.require_tokenizer()
-
-    def get_metrics(self) -> dict[str, Any]:
-        """Statistics of the engine so far."""
-        return self.engine.get_metrics()
-
-    @property
-    def plugins(self) -> tuple[PluginRow, ...]:
-        """Installed and given plugins, each with its state and the reason."""
-        return self.engine.manager.table()
 
     async def close(self) -> None:
         """End everything under way, and free weights, caches and threads. A second call does nothing."""

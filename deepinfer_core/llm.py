@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from tqdm import tqdm
 
-from deepinfer_core.arg_utils import EngineArgs
-from deepinfer_core.config import DEFAULT_MODEL
+from deepinfer_core.engine.front import EngineFront
 from deepinfer_core.engine.mailbox import Mailbox
 from deepinfer_core.errors import GenerationError, RequestError
 from deepinfer_core.outputs import CompletionOutput, RequestOutput
 from deepinfer_core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from deepinfer_core.engine.prompt import Prompt
-    from deepinfer_core.plugins import PluginRow
-    from deepinfer_core.tokenizer import Tokenizer
 
 #: Messages in order, each with ``role`` and ``content``.
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
@@ -30,7 +24,7 @@ Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 _BAR_DELAY = 1.0
 
 
-class LLM:
+class LLM(EngineFront):
     """A model ready to generate. Use it as a context manager, or call :meth:`close`.
 
     model: folder of a checkpoint in the published format, name of an installed one, or ``org/name`` on the
@@ -43,21 +37,6 @@ class LLM:
     Threads may share it: their requests run in the same steps, which a thread of the engine's own computes. To step an
     engine by hand, use :class:`deepinfer_core.engine.llm_engine.LLMEngine`.
     """
-
-    def __init__(
-        self,
-        model: str | Path = DEFAULT_MODEL,
-        *,
-        plugins: Iterable[object] | Mapping[str, Any] = (),
-        **engine_args: Any,
-    ) -> None:
-        from deepinfer_core.engine.engine_thread import EngineThread
-        from deepinfer_core.engine.llm_engine import LLMEngine
-
-        args = EngineArgs.from_dict({"model": model, "plugins": plugins, **engine_args})
-        self.engine = LLMEngine(args.create_engine_config())
-        self._thread = EngineThread(self.engine)
-        self._ids = itertools.count()
 
     def generate(
         self,
@@ -140,23 +119,6 @@ class LLM:
         next(pieces)  # begun: closing or dropping it now runs its clean-up, even if nobody ever asks for a piece
         mailbox.flush()
         return cast("Iterator[CompletionOutput]", pieces)
-
-    def abort(self, request_ids: str | Iterable[str] | None = None) -> None:
-        """End requests (None: all) early; their outputs so far come with finish reason ``abort``."""
-        self.engine.abort_request(request_ids)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer. Raises RequestError if it has none."""
-        return self.engine.require_tokenizer()
-
-    def get_metrics(self) -> dict[str, Any]:
-        """Statistics of the engine so far."""
-        return self.engine.get_metrics()
-
-    @property
-    def plugins(self) -> tuple[PluginRow, ...]:
-        """Installed and given plugins, each with its state and the reason."""
-        return self.engine.manager.table()
 
     def close(self) -> None:
         """End everything under way, and free weights, caches and threads. A second call does nothing."""
