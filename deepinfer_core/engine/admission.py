@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,6 +10,8 @@ from deepinfer_core.errors import RequestError
 
 if TYPE_CHECKING:
     from deepinfer_core.engine.request import Request
+
+logger = logging.getLogger(__name__)
 
 
 class Awaited(Protocol):
@@ -61,6 +64,9 @@ class AdmissionGate:
                 awaited.attach(request)
             except RequestError as error:
                 yield request, str(error)
+            except Exception as error:  # or it would be tried again in every step
+                logger.exception("request %r cannot get what it waited for", request.request_id)
+                yield request, f"{awaited.describe()} failed: {type(error).__name__}: {error}"
             else:
                 yield request, None
 

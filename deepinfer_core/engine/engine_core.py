@@ -22,6 +22,7 @@ from deepinfer_core.engine.prompt_scoring import StepScores, score_rows, take_sc
 from deepinfer_core.engine.request import Completion, Ending, Request, Tag
 from deepinfer_core.engine.sampling_inputs import SamplingInputs
 from deepinfer_core.errors import GenerationError, RequestError
+from deepinfer_core.interfaces.cache import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from deepinfer_core.config import EngineConfig
@@ -104,8 +105,8 @@ class EngineCore:
         """Built, and not handed over yet; by what they show, so that none is there twice."""
         self._handed: dict[tuple[str, Marks], RequestOutput] = {}
         """Handed over by the last step."""
-        self._unannounced: dict[str, tuple[RequestOutput | None, str | None]] = {}
-        """What ``on_request_finished`` and ``on_error`` are still to see of ended requests."""
+        self._unannounced: dict[str, RequestOutput] = {}
+        """Ended requests that ``on_request_finished`` and ``on_error`` are still to see."""
         self._to_finalize: dict[str, None] = {}
         """Requests whose first completion has ended since the last step; until the next one, what it held is kept."""
         self._num_prefilled = 0
@@ -434,7 +435,7 @@ class EngineCore:
                 self.scheduler.acknowledge([handle for handle, _, _ in endings if handle not in self._completions])
 
     def _report_request(self, request: Request) -> None:
-        is_finished = request.finished
+        is_finished, whole = request.finished, None
         if request.stream:
             news = self._outputs.news(request)
             if news is not None:
@@ -442,20 +443,18 @@ class EngineCore:
                 # One step: whoever is interrupted before it builds the output again, and nobody after it does.
                 request.marks, self._outbox[request.request_id, marks] = marks, output
         elif is_finished:
-            self._outbox[request.request_id, ()] = self._outputs.whole(request)
+            whole = self._outbox[request.request_id, ()] = self._outputs.whole(request)
         if is_finished and request.request_id in self.requests:
-            self._forget(request)
+            self._forget(request, whole or self._outputs.whole(request))
         self._news.pop(request.request_id, None)
 
-    def _forget(self, request: Request) -> None:
-        """Nothing more will come of a request."""
-        wants_output, wants_error = self.hooks.on_request_finished is not None, self.hooks.on_error is not None
-        if wants_output or (wants_error and request.error is not None):
-            whole = self._outputs.whole(request) if wants_output else None
-            self._unannounced[request.request_id] = whole, request.error
+    def _forget(self, request: Request, whole: RequestOutput) -> None:
+        """Nothing more will come of a request, of which this is everything."""
+        if self.hooks.on_request_finished is not None or (self.hooks.on_error is not None and whole.error is not None):
+            self._unannounced[request.request_id] = whole
         self.gate.discard(request.request_id)
-        longest = max(map(self._num_output, request.completions))
-        self.stats.finished(self._outputs.metrics(request, is_finished=True), longest)
+        assert whole.metrics is not None, "a request that was served has times"
+        self.stats.finished(whole.metrics, max(len(each.token_ids) for each in whole.outputs))
         for completion in request.completions:
             self._completions.pop(completion.handle, None)
         self.ids.pop(request.request_id, None)
@@ -467,12 +466,11 @@ class EngineCore:
         if outputs and self.hooks.process_output is not None:
             self.hooks.process_output(outputs)
         while self._unannounced:
-            request_id = next(iter(self._unannounced))
-            output, error = self._unannounced.pop(request_id)
-            if output is not None and self.hooks.on_request_finished is not None:
+            output = self._unannounced.pop(next(iter(self._unannounced)))
+            if self.hooks.on_request_finished is not None:
                 self.hooks.on_request_finished(output)
-            if error is not None and self.hooks.on_error is not None:
-                self.hooks.on_error(request_id, GenerationError(error))
+            if output.error is not None and self.hooks.on_error is not None:
+                self.hooks.on_error(output.request_id, GenerationError(output.error))
 
     def _hand_over(self) -> list[RequestOutput]:
         self._handed, self._outbox = self._outbox, {}
@@ -545,8 +543,6 @@ def _described(error: BaseException) -> str:
 
 
 def _make_scheduler(config: EngineConfig, worker: Worker) -> _C.Scheduler:
-    from deepinfer_core.interfaces.cache import PAGE_TOKENS
-
     limits, runner = config.scheduler, worker.runner
     return _C.Scheduler(
         page_size=PAGE_TOKENS,

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a step that had nothing to do is repeated: nobody may spin.
 _REST = 0.001
 
+_CLOSED = "this engine is closed; make a new one"
+
 Listener = Callable[[BaseException], bool]
 
 
@@ -39,6 +41,7 @@ class EngineThread:
         """Over starting and ending."""
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self._ends_itself = False
         self._sinks: dict[str, Request] = {}
         """Requests whose last output is not delivered, by id."""
         self.listeners: dict[int, Listener] = {}
@@ -50,11 +53,13 @@ class EngineThread:
         has begun.
         """
         if self._is_closing:
-            raise RuntimeError("this engine is closed; make a new one")
+            raise RuntimeError(_CLOSED)
         for request in requests:
             # Before it is submitted, for its first output may come at once. Of two with one id, submit() refuses one.
             self._sinks.setdefault(request.request_id, request)
         self._engine.submit(requests)
+        if self._is_closing:  # meanwhile: whoever ends the others may have missed these
+            raise RuntimeError(_CLOSED)
         if self._thread is None:
             self._start()
 
@@ -82,6 +87,8 @@ class EngineThread:
                 self.deliver(output)
             if not outputs and not engine.scheduler.num_running:
                 time.sleep(_REST)  # what waits has no room, and what would make some is not here yet
+        if self._ends_itself:
+            self._finish()
 
     def deliver(self, output: RequestOutput) -> None:
         """Give an output to its request's sink. A sink that raises belongs to nobody any more."""
@@ -97,13 +104,22 @@ class EngineThread:
             self._engine.abort_request(output.request_id)
 
     def _announce(self, failure: BaseException) -> None:
-        heard = [listener(failure) for listener in list(self.listeners.values())]
-        if not any(heard):
+        if not self._tell_listeners(failure):
             logger.error("a step failed and nobody waits", exc_info=failure)
+
+    def _tell_listeners(self, failure: BaseException) -> bool:
+        """Whether anybody heard. One that raises, as where its event loop is gone, does not."""
+        is_heard = False
+        for listener in list(self.listeners.values()):
+            try:
+                is_heard |= listener(failure)
+            except Exception:
+                logger.exception("somebody cannot be told of a failed step")
+        return is_heard
 
     def close(self) -> None:
         """End everybody with ``abort``, free what the engine holds, and return when the thread has ended. A second
-        call does nothing. From within a sink or a hook it only begins that.
+        call does nothing. Called on the thread itself, from within a sink or a hook, it only begins that.
         """
         with self._lock:
             if self._is_closing:
@@ -111,16 +127,21 @@ class EngineThread:
             self._is_closing = True
             thread = self._thread
         atexit.unregister(self._at_exit)
+        if thread is threading.current_thread():
+            self._ends_itself = True
+            return
         self._engine.bell.ring()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join()
-        for output in self._engine.close():
-            self.deliver(output)
-        self._announce_end()
+        self._finish()
 
-    def _announce_end(self) -> None:
-        for listener in list(self.listeners.values()):
-            listener(RuntimeError("this engine is closed; make a new one"))
+    def _finish(self) -> None:
+        """Nobody steps any more: end everybody. Whatever a hook raises meanwhile, those who wait are told."""
+        try:
+            for output in self._engine.close():
+                self.deliver(output)
+        finally:
+            self._tell_listeners(RuntimeError(_CLOSED))
 
 
 def _close_at_exit(thread: EngineThread) -> Callable[[], None]:

@@ -80,12 +80,12 @@ class OutputProcessor:
             request.prompt_token_ids,
             completions,
             finished=is_finished,
-            metrics=self.metrics(request, is_finished),
+            metrics=self._metrics(request, is_finished),
             prompt_logprobs=request.prompt_logprobs,
             error=request.error if is_finished else None,
         )
 
-    def metrics(self, request: Request, is_finished: bool) -> RequestMetrics:
+    def _metrics(self, request: Request, is_finished: bool) -> RequestMetrics:
         """The request's times and counts, over all its completions."""
         metrics = RequestMetrics(request.arrival_time, finished_time=time.monotonic() if is_finished else None)
         for completion in request.completions:

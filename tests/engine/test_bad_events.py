@@ -237,3 +237,85 @@ def test_a_hook_that_always_fails_loses_no_output() -> None:
     assert len(pieces) == 8
     assert [output.request_id for output in outputs if output.finished].count("b") == 1
     engine.close()
+
+
+@pytest.mark.parametrize("where", ["hook", "sink"])
+def test_closing_from_the_engines_own_thread_ends_it_behind_the_step(where: str) -> None:
+    class Closing:
+        @hookimpl
+        def process_output(self, outputs: Any) -> None:
+            if where == "hook":
+                llm.close()
+
+    llm = small(plugins=[Closing()], speculate="off")
+    outputs: list[Any] = []
+
+    def sink(output: Any) -> None:
+        outputs.append(output)
+        if where == "sink":
+            llm.close()
+
+    llm._thread.submit([llm.engine.make_request("mine", [1, 2, 3], ENDLESS, stream=True, sink=sink)])
+    deadline = time.monotonic() + 30
+    while not (outputs and outputs[-1].finished):
+        assert time.monotonic() < deadline, "it never ends"
+        time.sleep(0.001)
+    assert [output.finished for output in outputs].count(True) == 1
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("x")
+
+
+def test_whoever_waits_is_told_of_the_end_though_a_hook_fails_in_it() -> None:
+    class Failing:
+        @hookimpl
+        def on_request_finished(self, output: Any) -> None:
+            raise OSError("no space")
+
+    llm = small(plugins=[Failing()], speculate="off")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            llm.generate(["a"], ENDLESS, use_tqdm=False)
+        except BaseException as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not llm.engine.scheduler.num_running:
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="no space"):
+        llm.close()
+    waiting.join(30)
+    assert not waiting.is_alive() and "closed" in str(raised[0])
+
+
+def test_a_listener_that_fails_stops_nobody() -> None:
+    with small() as llm:
+
+        def gone(failure: BaseException) -> bool:
+            raise RuntimeError("Event loop is closed")
+
+        llm._thread.listeners[0] = gone
+        llm._thread._announce(OSError("no space"))
+        assert len(tokens(llm, ["x"])[0]) == 8
+
+
+def test_what_is_waited_for_may_fail_in_any_way() -> None:
+    class Broken:
+        is_ready = True
+
+        def attach(self, request: Any) -> None:
+            raise ZeroDivisionError("nobody expected this")
+
+        def describe(self) -> str:
+            return "its picture to be read"
+
+    with small() as llm:
+        core = llm.engine.core
+        core._grammars.begin = lambda spec: Broken()  # type: ignore[assignment,return-value]
+        guided = SamplingParams(temperature=0, max_tokens=4, structured={"regex": "[ab]+"})
+        failed, fine = llm.generate(["x", "y"], [guided, SHORT], use_tqdm=False)
+        assert "its picture to be read failed: ZeroDivisionError: nobody expected this" in str(failed.error)
+        assert fine.error is None and len(core.gate) == 0
